@@ -1,0 +1,139 @@
+"""Counters of what prefill() did, in this process and, once published, readable from any other.
+
+A count is one addition into an array. `publish()` lays the array in a memory-mapped file, so that `fa4 stats` can
+read a running server's counters at any time without asking the server, even one that was killed.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import platformdirs
+
+from . import settings
+from .errors import bad
+
+_RECORD = np.dtype([("name", "S56"), ("value", "<i8")])
+_ROOM = 256  # names; a kernel has four or five
+_SUFFIX = ".counters"
+
+_table: np.ndarray = np.zeros(_ROOM, _RECORD)
+_index: dict[str, int] = {}
+
+
+def add(name: str, n: int = 1) -> None:
+    """Add n to a counter, made at its first use.
+
+    Raises:
+        ValueError: A name over 56 bytes, or more names than there is room for.
+    """
+    at = _index.get(name)
+    if at is None:
+        at = _new(name)
+    _table["value"][at] += n
+
+
+def _new(name: str) -> int:
+    if len(name.encode()) > _RECORD["name"].itemsize or len(_index) == _ROOM:
+        raise bad("counter name", repr(name), f"56 bytes at most, {_ROOM} names at most")
+    at = _index[name] = len(_index)
+    _table["name"][at] = name.encode()
+    return at
+
+
+def count_call(kernel: str, load_path: str, query_tokens: int, num_splits: int) -> None:
+    """Count one layer's prefill() call: query_tokens are query rows of one layer, summed over layers."""
+    add(f"prefill.calls.{kernel}")
+    add(f"prefill.query_tokens.{kernel}", query_tokens)
+    add(f"prefill.query_tokens.{kernel}.{load_path}", query_tokens)
+    if num_splits > 1:
+        add(f"prefill.splits.{kernel}", num_splits)
+
+
+def stats() -> dict[str, int]:
+    """All counters of this process, by name."""
+    return _read(_table)
+
+
+def reset() -> None:
+    """Set all counters of this process to zero."""
+    _table["value"][:] = 0
+
+
+def _read(table: np.ndarray) -> dict[str, int]:
+    return {r["name"].decode(): int(r["value"]) for r in table if r["name"]}
+
+
+def directory() -> Path:
+    """Where processes publish: FA4_STATS_DIR, else a folder of the user's runtime directory."""
+    named = settings.stats_dir()
+    return Path(named) if named else Path(platformdirs.user_runtime_dir("fa4", appauthor=False))
+
+
+def publish(engine: str) -> Path | None:
+    """Make this process's counters readable from outside; called by the adapters when a server starts.
+
+    Args:
+        engine: A word for the reader, such as "vllm".
+
+    Returns:
+        The file, or None where the directory cannot be written: counting goes on in memory.
+    """
+    global _table
+    path = directory() / f"{engine}-{os.getpid()}{_SUFFIX}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_dead(path.parent)
+        mapped = np.memmap(path, _RECORD, mode="w+", shape=(_ROOM,))
+    except OSError:
+        return None
+    mapped[:] = _table
+    _table = mapped
+    return path
+
+
+@dataclass(frozen=True)
+class Published:
+    """One process's counters as read from outside."""
+
+    engine: str
+    pid: int
+    alive: bool
+    counters: dict[str, int]
+
+
+def read_published(folder: Path | None = None) -> list[Published]:
+    """The counters of every process that published, also of those that have ended since.
+
+    Args:
+        folder: Where to look; None is `directory()`.
+    """
+    found = []
+    for path in sorted((folder or directory()).glob(f"*{_SUFFIX}")):
+        engine, _, pid = path.name.removesuffix(_SUFFIX).rpartition("-")
+        table = np.fromfile(path, _RECORD)
+        found.append(Published(engine, int(pid), _alive(int(pid)), _read(table)))
+    return found
+
+
+def _remove_dead(folder: Path) -> None:
+    """Files of processes that ended over a day ago; later than that nobody asks for them."""
+    import time
+
+    for path in folder.glob(f"*{_SUFFIX}"):
+        pid = path.name.removesuffix(_SUFFIX).rpartition("-")[2]
+        if time.time() - path.stat().st_mtime > 86400 and not _alive(int(pid)):
+            path.unlink(missing_ok=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,252 @@
+"""The specification in code: plain torch, on any device, tiled and exact about bits.
+
+Every matrix product has one shape whatever the batch, since BLAS may add in another order for another shape:
+queries come in tiles of `TILE_Q` positions with all q heads of a kv head side by side, keys in tiles of `TILE_K`,
+short ones padded with zeros. Both kinds of tile start at multiples of their size counted from key 0, so a row
+also stands at the same place of its tile however its request is cut into chunks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..batch import PrefillBatch
+from ..errors import bad
+from ..spec import LayerSpec
+
+if TYPE_CHECKING:
+    from . import Question
+
+TILE_Q = 16  # small, so that a decode row pads to little
+TILE_K = 256
+PANEL = 32  # query tiles that share one read of a key tile
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request's part of a step, lengths read from the device tensors."""
+
+    index: int
+    row: int  # its first row of q
+    q_len: int
+    kv_len: int
+    window: tuple[int | None, int | None]
+
+    @property
+    def first(self) -> int:
+        """Position of the first query; below 0 where there are more queries than keys."""
+        return self.kv_len - self.q_len
+
+    def keys(self, first: int, last: int) -> tuple[int, int]:
+        """The keys [start, stop) that the queries at positions first..last see, taken together."""
+        left, right = self.window
+        start = 0 if left is None else max(0, first - left)
+        stop = self.kv_len if right is None else min(self.kv_len, last + right + 1)
+        return start, max(start, stop)
+
+    def panels(self) -> Iterator[tuple[int, int]]:
+        """Positions [start, stop) of the queries, cut at multiples of PANEL * TILE_Q."""
+        yield from cuts(self.first, self.kv_len, PANEL * TILE_Q)
+
+
+def cuts(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
+    """[start, stop) cut at multiples of step, negative ones too."""
+    while start < stop:
+        end = min(stop, (start // step + 1) * step)
+        yield start, end
+        start = end
+
+
+class ReferenceKernel:
+    """Serves every layer; the default on a CPU, by name elsewhere (it reads lengths on the host, which stalls a GPU)."""
+
+    name = "reference"
+    by_name_on = frozenset({"cuda"})
+
+    def refuses(self, question: Question) -> str | None:
+        return None
+
+    def plan(self, batch: PrefillBatch, spec: LayerSpec, *, invariant: bool) -> ReferencePlan:
+        # Always invariant: nothing here depends on the setting.
+        return ReferencePlan(batch, spec)
+
+
+@dataclass
+class ReferencePlan:
+    """A step's requests, and where each key lies; the latter found once and shared by the layers."""
+
+    batch: PrefillBatch
+    spec: LayerSpec
+    load_path: str = field(default="gather", init=False)
+    num_splits: int = field(default=1, init=False)
+
+    def __post_init__(self) -> None:
+        cu = self.batch.cu_seqlens_q.tolist()
+        kv = self.batch.kv_lens.tolist()
+        self._requests = [
+            Request(i, cu[i], cu[i + 1] - cu[i], n, self.spec.window) for i, n in enumerate(kv) if cu[i + 1] > cu[i]
+        ]
+        self._slots = {r.index: self._find_slots(r) for r in self._requests}
+        # Both ends of what the kernel will dereference, to be held against the pool's size before anything is written.
+        pages = [pages for pages, _ in self._slots.values() if pages.numel()]
+        self._page_range = (min(int(p.min()) for p in pages), max(int(p.max()) for p in pages)) if pages else None
+
+    def _find_slots(self, r: Request) -> tuple[torch.Tensor, torch.Tensor]:
+        """Page and row of every key that the request's queries see, int64 [stop - start] each."""
+        start, stop = r.keys(r.first, r.kv_len - 1)
+        keys = torch.arange(start, stop, device=self.batch.device)
+        row = self.batch.page_table[r.index].long()
+        return row[keys // self.batch.page_size], keys % self.batch.page_size
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k_pages: torch.Tensor,
+        v_pages: torch.Tensor,
+        *,
+        scale: float,
+        softcap: float,
+        sinks: torch.Tensor | None,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+    ) -> None:
+        if self._page_range and not 0 <= self._page_range[0] <= self._page_range[1] < k_pages.shape[0]:
+            raise bad("page_table", f"{list(self._page_range)} at its ends", f"pages 0 to {k_pages.shape[0] - 1} of k_pages")
+        load = KeyLoader(self.spec, k_pages, v_pages)
+        for r in self._requests:
+            for start, stop in r.panels():
+                self._run_panel(r, start, stop, q, load, scale, softcap, sinks, out, lse)
+
+    def _run_panel(
+        self,
+        r: Request,
+        start: int,
+        stop: int,
+        q: torch.Tensor,
+        load: KeyLoader,
+        scale: float,
+        softcap: float,
+        sinks: torch.Tensor | None,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+    ) -> None:
+        tiles = [QueryTile(self.spec, r, a, b, q) for a, b in cuts(start, stop, TILE_Q)]
+        pages, rows = self._slots[r.index]
+        base = r.keys(r.first, r.kv_len - 1)[0]
+        first, last = r.keys(start, stop - 1)
+        for a, b in cuts(first, last, TILE_K):
+            load(a % TILE_K, pages[a - base : b - base], rows[a - base : b - base])
+            for tile in tiles:
+                tile.attend(load, a - a % TILE_K, scale, softcap)
+        for tile in tiles:
+            tile.store(sinks, out, lse)
+
+
+class KeyLoader:
+    """One tile of keys and values, in contiguous fp32 of fixed shape; rows that hold no key are zero."""
+
+    def __init__(self, spec: LayerSpec, k_pages: torch.Tensor, v_pages: torch.Tensor) -> None:
+        new = k_pages.new_zeros
+        self._pages = (k_pages, v_pages)
+        self.k = new((spec.kv_heads, TILE_K, spec.head_dim), dtype=torch.float32)
+        self.v = new((spec.kv_heads, TILE_K, spec.head_dim_v), dtype=torch.float32)
+
+    def __call__(self, at: int, pages: torch.Tensor, rows: torch.Tensor) -> None:
+        """Fill rows at..at + n of the tile from the named pages and rows, [n] each."""
+        end = at + pages.shape[0]
+        for tile, pool in zip((self.k, self.v), self._pages):
+            tile[:, :at] = 0
+            tile[:, end:] = 0  # a pool may hold NaN where it holds no key, and 0 * NaN would reach the sum
+            tile[:, at:end] = pool[pages, rows].transpose(0, 1)
+
+
+class QueryTile:
+    """The running softmax of up to TILE_Q positions, all heads: [kv_heads, TILE_Q * ratio, ...] in fp32."""
+
+    def __init__(self, spec: LayerSpec, request: Request, start: int, stop: int, q: torch.Tensor) -> None:
+        self._spec, self._request = spec, request
+        self._tile = start - start % TILE_Q
+        self._start, self._stop = start, stop
+        rows = TILE_Q * spec.ratio
+        self.q = q.new_zeros((spec.kv_heads, rows, spec.head_dim), dtype=torch.float32)
+        self._mine(self.q).copy_(self._by_kv_head(q[self._q_rows]))
+        self.top = self.q.new_full((spec.kv_heads, rows, 1), -math.inf)  # largest score so far
+        self.total = self.q.new_zeros((spec.kv_heads, rows, 1))  # sum of exp(score - top)
+        self.acc = self.q.new_zeros((spec.kv_heads, rows, spec.head_dim_v))
+
+    @property
+    def _q_rows(self) -> slice:
+        """The tile's rows of q and out."""
+        shift = self._request.row - self._request.first
+        return slice(self._start + shift, self._stop + shift)
+
+    def _mine(self, t: torch.Tensor) -> torch.Tensor:
+        """The rows of a tile-shaped tensor that hold queries, as [kv_heads, n, ratio, ...]."""
+        whole = t.unflatten(1, (TILE_Q, self._spec.ratio))
+        return whole[:, self._start - self._tile : self._stop - self._tile]
+
+    def _by_kv_head(self, t: torch.Tensor) -> torch.Tensor:
+        """[n, q_heads, d] as [kv_heads, n, ratio, d]."""
+        return t.unflatten(1, (self._spec.kv_heads, self._spec.ratio)).transpose(0, 1)
+
+    def attend(self, tile: KeyLoader, first_key: int, scale: float, softcap: float) -> None:
+        """Take in the keys first_key..first_key + TILE_K."""
+        low, high = self._request.keys(self._start, self._stop - 1)
+        if high <= first_key or low >= first_key + TILE_K:
+            return
+        scores = torch.bmm(self.q, tile.k.transpose(1, 2)).mul_(scale)  # [kv_heads, TILE_Q * ratio, TILE_K]
+        if softcap > 0:
+            scores.div_(softcap).tanh_().mul_(softcap)
+        hidden = self._hidden(first_key)
+        if hidden is not None:
+            scores.unflatten(1, (TILE_Q, self._spec.ratio)).masked_fill_(hidden, -math.inf)
+        top = torch.maximum(self.top, scores.amax(-1, keepdim=True))
+        base = top.masked_fill(top == -math.inf, 0.0)  # a row that sees nothing yet: exp(-inf - 0), not exp(nan)
+        decay = torch.exp(self.top - base)
+        scores.sub_(base).exp_()
+        self.total.mul_(decay).add_(scores.sum(-1, keepdim=True))
+        self.acc.mul_(decay).baddbmm_(scores, tile.v)
+        self.top = top
+
+    def _hidden(self, first_key: int) -> torch.Tensor | None:
+        """Which keys of the tile each position does not see, bool [TILE_Q, 1, TILE_K]; None when all see all."""
+        left, right = self._request.window
+        last_key = first_key + TILE_K - 1
+        whole = (
+            last_key < self._request.kv_len
+            and (right is None or last_key <= self._tile + right)
+            and (left is None or first_key >= self._tile + TILE_Q - 1 - left)
+        )
+        if whole:
+            return None
+        device = self.q.device
+        positions = torch.arange(self._tile, self._tile + TILE_Q, device=device)[:, None, None]
+        keys = torch.arange(first_key, first_key + TILE_K, device=device)
+        hidden = keys >= self._request.kv_len
+        if right is not None:
+            hidden = hidden | (keys > positions + right)
+        if left is not None:
+            hidden = hidden | (keys < positions - left)
+        return hidden
+
+    def store(self, sinks: torch.Tensor | None, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+        """Divide, and write the rows of out and lse."""
+        top, total, acc = self.top, self.total, self.acc
+        if sinks is not None:
+            sink = sinks.float().view(self._spec.kv_heads, 1, self._spec.ratio).expand(-1, TILE_Q, -1).reshape(top.shape)
+            with_sink = torch.maximum(top, sink)
+            base = with_sink.masked_fill(with_sink == -math.inf, 0.0)
+            decay = torch.exp(top - base)
+            acc, total, top = acc * decay, total * decay + torch.exp(sink - base), with_sink
+        empty = total == 0
+        result = acc / total.masked_fill(empty, 1.0)
+        self._by_kv_head(out[self._q_rows]).copy_(self._mine(result))
+        if lse is not None:
+            logs = torch.where(empty, -math.inf, top + torch.log(total))
+            per_head = lse.unflatten(0, (self._spec.kv_heads, self._spec.ratio))[:, :, self._q_rows]
+            per_head.copy_(self._mine(logs).squeeze(-1).transpose(1, 2))

@@ -1,0 +1,53 @@
+"""Page tables as the engines keep them, made into the one that PrefillBatch wants: int32 [B, P], pages in order."""
+
+from __future__ import annotations
+
+import torch
+
+from .errors import bad
+
+
+def from_block_table(block_table: torch.Tensor) -> torch.Tensor:
+    """A table of block ids (vLLM), as it is where it already fits.
+
+    Args:
+        block_table: Integers [B, P]; entries past a request's length may hold anything.
+
+    Returns:
+        int32 [B, P] with contiguous rows; a view where no copy is needed.
+
+    Raises:
+        ValueError: Not two dimensions of integers.
+    """
+    if block_table.dim() != 2 or block_table.is_floating_point() or block_table.dtype == torch.bool:
+        raise bad("block_table", f"{block_table.dtype} of shape {list(block_table.shape)}", "integers [B, P]")
+    table = block_table.to(torch.int32)
+    return table if table.shape[1] <= 1 or table.stride(1) == 1 else table.contiguous()
+
+
+def from_token_slots(
+    slots: torch.Tensor, requests: torch.Tensor, *, page_size: int, max_kv_len: int
+) -> torch.Tensor:
+    """A table of token slots (SGLang), where the keys of a page stand at consecutive slots.
+
+    Args:
+        slots: Integers [rows, max_tokens]: the slot of each token of each request, slot = page * page_size + row.
+        requests: Integers [B], which row of `slots` is whose.
+        page_size: Rows of a page, at least 1.
+        max_kv_len: Upper bound of any request's keys; the table is made this wide and no wider.
+
+    Returns:
+        int32 [B, ceil(max_kv_len / page_size)].
+
+    Raises:
+        ValueError: A wrong shape, or max_kv_len beyond the width of `slots`.
+    """
+    if slots.dim() != 2 or requests.dim() != 1:
+        raise bad("slots and requests", f"of shapes {list(slots.shape)} and {list(requests.shape)}", "[rows, n] and [B]")
+    if page_size < 1:
+        raise bad("page_size", page_size, "an int of at least 1")
+    if not 0 <= max_kv_len <= slots.shape[1]:
+        raise bad("max_kv_len", max_kv_len, f"0 to {slots.shape[1]}, the width of slots")
+    # The first token of each page names it; the slots past a request's end are undefined, and so are their pages.
+    first = slots[:, :max_kv_len:page_size].index_select(0, requests)
+    return first.div_(page_size, rounding_mode="floor").to(torch.int32)

@@ -1,0 +1,216 @@
+"""plan() and prefill(): the one call. Validate, select, plan once a step, run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, overload
+
+import torch
+
+from . import counters
+from .arguments import check_results, check_tensors, check_values
+from .batch import PrefillBatch
+from .errors import bad
+from .kernels import Kernel, Question, select
+from .spec import LayerSpec
+from .target import Target
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The largest step that a plan's buffers and grid hold, fixed for graph capture.
+
+    Args:
+        requests: Requests of a step.
+        query_tokens: Query rows of a step.
+        keys: Keys of any one request.
+    """
+
+    requests: int
+    query_tokens: int
+    keys: int
+
+    def check(self, batch: PrefillBatch) -> None:
+        """Raises ValueError where the batch's bounds exceed the capacity."""
+        tokens = batch.query_tokens
+        for name, was, limit in (
+            ("requests", batch.num_requests, self.requests),
+            ("query tokens", tokens, self.query_tokens),
+            ("keys", batch.max_kv_len, self.keys),
+        ):
+            if was is None:
+                raise bad("batch", f"without host lengths for its {name}", "lengths that can be held against a capacity")
+            if was > limit:
+                raise bad("batch", f"of {was} {name}", f"at most the {limit} of the plan's capacity")
+
+
+class Plan:
+    """A step made ready for one spec. Made by `plan()`; shared by every layer with that spec."""
+
+    def __init__(
+        self, batch: PrefillBatch, spec: LayerSpec, kernel: Kernel, invariant: bool, capacity: Capacity | None
+    ) -> None:
+        self.spec, self.kernel, self.invariant, self.capacity = spec, kernel, invariant, capacity
+        self.refresh(batch)
+
+    def refresh(self, batch: PrefillBatch) -> None:
+        """Point the plan at another step of the same shape, outside any graph.
+
+        Args:
+            batch: The new step, on the same device and page size.
+
+        Raises:
+            ValueError: The batch exceeds the plan's capacity.
+        """
+        if self.capacity is not None:
+            self.capacity.check(batch)
+        self._plan = self.kernel.plan(batch, self.spec, invariant=self.invariant)
+        self.batch = batch
+
+    @overload
+    def run(self, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, *, scale: float | None = ...,
+            softcap: float = ..., sinks: torch.Tensor | None = ..., out: torch.Tensor | None = ...,
+            lse: torch.Tensor | None = ..., return_lse: Literal[False] = ...) -> torch.Tensor: ...  # fmt: skip
+
+    @overload
+    def run(self, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, *, scale: float | None = ...,
+            softcap: float = ..., sinks: torch.Tensor | None = ..., out: torch.Tensor | None = ...,
+            lse: torch.Tensor | None = ..., return_lse: Literal[True]) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k_pages: torch.Tensor,
+        v_pages: torch.Tensor,
+        *,
+        scale: float | None = None,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+        return_lse: bool = False,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """One layer's attention; the arguments are those of `prefill()`."""
+        batch, spec = self.batch, self.spec
+        check_tensors(q, k_pages, v_pages, batch, spec)
+        scale = spec.head_dim**-0.5 if scale is None else scale
+        check_values(spec, scale, softcap, sinks, q.device)
+        check_results(q, spec, out, lse)
+        if out is None:
+            out = q.new_empty((q.shape[0], spec.q_heads, spec.head_dim_v))
+        if lse is None and return_lse:
+            lse = q.new_empty((spec.q_heads, q.shape[0]), dtype=torch.float32)
+        self._plan.run(
+            q, k_pages, v_pages, scale=float(scale), softcap=float(softcap), sinks=sinks, out=out, lse=lse
+        )
+        tokens = batch.query_tokens
+        counters.count_call(
+            self.kernel.name, self._plan.load_path, q.shape[0] if tokens is None else tokens, self._plan.num_splits
+        )
+        if return_lse:
+            assert lse is not None  # made above
+            return out, lse
+        return out
+
+
+def plan(
+    batch: PrefillBatch,
+    spec: LayerSpec,
+    *,
+    capacity: Capacity | None = None,
+    kernel: str | None = None,
+    invariant: bool = False,
+) -> Plan:
+    """Select a kernel for a layer and make a step ready for it.
+
+    Args:
+        batch: The step.
+        spec: The layer.
+        capacity: Fix buffers and grid for steps up to this size (graph capture); None fits this step alone.
+        kernel: Run this kernel and no other; None picks the best one.
+        invariant: Bits of a row depend on its query, its keys and this setting alone, not on which other rows of
+            its request are in the call: cold, cached and chunked prefill agree bitwise.
+
+    Returns:
+        A plan whose `run()` serves every layer with this spec.
+
+    Raises:
+        UnsupportedError: No kernel serves the layer on this device; each kernel's reason is listed.
+        ValueError: The batch exceeds the capacity, or no kernel has that name.
+    """
+    question = Question(spec, batch.page_size, Target.of(batch.device), invariant)
+    return Plan(batch, spec, select(question, kernel), invariant, capacity)
+
+
+@overload
+def prefill(q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, batch: PrefillBatch, spec: LayerSpec, *,
+            scale: float | None = ..., softcap: float = ..., sinks: torch.Tensor | None = ...,
+            out: torch.Tensor | None = ..., lse: torch.Tensor | None = ..., return_lse: Literal[False] = ...,
+            kernel: str | None = ..., invariant: bool = ...) -> torch.Tensor: ...  # fmt: skip
+
+
+@overload
+def prefill(q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, batch: PrefillBatch, spec: LayerSpec, *,
+            scale: float | None = ..., softcap: float = ..., sinks: torch.Tensor | None = ...,
+            out: torch.Tensor | None = ..., lse: torch.Tensor | None = ..., return_lse: Literal[True],
+            kernel: str | None = ..., invariant: bool = ...) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
+
+
+def prefill(
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    batch: PrefillBatch,
+    spec: LayerSpec,
+    *,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+    return_lse: bool = False,
+    kernel: str | None = None,
+    invariant: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention of a step's queries over paged keys and values.
+
+    Scores are ``scale * q.k``, then ``softcap * tanh(s / softcap)`` where the layer has one, then the mask, then a
+    softmax in fp32 with the sink in its denominator where the layer has one. Any request may have no query or no
+    key, and more queries than keys. A row that sees no key gives out 0 and lse -inf, with a sink lse = the sink.
+    The step is planned at the first call and the plan kept on the batch for the layers that follow.
+
+    Args:
+        q: [total_q, q_heads, head_dim], spec.dtype; rows past cu_seqlens_q[-1] are ignored. Here and below the last
+            dimension is contiguous and every other stride is free.
+        k_pages: [pages, page_size, kv_heads, head_dim], spec.kv_dtype. Rows that hold no key of the step, or that no
+            query sees, may hold anything, NaN included.
+        v_pages: [pages, page_size, kv_heads, head_dim_v], spec.kv_dtype.
+        batch: The step.
+        spec: The layer.
+        scale: Of the scores; None is ``head_dim ** -0.5``.
+        softcap: Above 0 exactly where spec.softcap is on.
+        sinks: [q_heads], bfloat16 or float32, exactly where spec.sinks is on.
+        out: [total_q, q_heads, head_dim_v], spec.dtype, not overlapping the inputs; None makes one. Rows past
+            cu_seqlens_q[-1] are left as they are.
+        lse: float32 [q_heads, total_q], natural logarithm; None makes one where `return_lse` is set.
+        return_lse: Return (out, lse).
+        kernel: Run this kernel and no other; None picks the best one.
+        invariant: As for `plan()`.
+
+    Returns:
+        out, or (out, lse).
+
+    Raises:
+        ValueError: An argument is not as above; named, with what it was and what is allowed, before anything is written.
+        UnsupportedError: No kernel serves the layer on this device; each kernel's reason is listed.
+    """
+    key = (spec, kernel, invariant)
+    ready = batch._plans.get(key)
+    if ready is None:
+        ready = batch._plans[key] = plan(batch, spec, kernel=kernel, invariant=invariant)
+    run: Plan = ready
+    if return_lse:
+        return run.run(
+            q, k_pages, v_pages, scale=scale, softcap=softcap, sinks=sinks, out=out, lse=lse, return_lse=True
+        )
+    return run.run(q, k_pages, v_pages, scale=scale, softcap=softcap, sinks=sinks, out=out, lse=lse)
