@@ -1,0 +1,60 @@
+"""What an adapter does once when its server starts: refuse early, publish the counters, say in one line what runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import torch
+
+from . import counters
+from .kernels import Question, select
+from .spec import LayerSpec
+from .target import Target
+
+logger = logging.getLogger("fa4")
+
+
+def start(
+    engine: str,
+    engine_version: str,
+    specs: Iterable[LayerSpec],
+    *,
+    page_size: int,
+    device: torch.device,
+    kernel: str | None = None,
+    invariant: bool = False,
+) -> str:
+    """Check that every layer is served, publish this process's counters, and log one line that says by what.
+
+    Args:
+        engine: The engine's name, such as "vllm".
+        engine_version: Its version.
+        specs: A spec for each layer; repeated ones count once.
+        page_size: Rows of a page.
+        device: Where the server runs.
+        kernel: As for `plan()`.
+        invariant: As for `plan()`.
+
+    Returns:
+        The line that was logged, at level INFO, by the logger "fa4".
+
+    Raises:
+        UnsupportedError: A layer is served by no kernel; each kernel's reason is listed.
+    """
+    target = Target.of(device)
+    served: dict[str, list[LayerSpec]] = {}
+    for spec in dict.fromkeys(specs):
+        chosen = select(Question(spec, page_size, target, invariant), kernel)
+        served.setdefault(chosen.name, []).append(spec)
+    file = counters.publish(engine)
+    kernels = "; ".join(f"{name} for [{' | '.join(map(str, specs))}]" for name, specs in served.items())
+    from . import __version__
+
+    line = (
+        f"fa4-core {__version__} in {engine} {engine_version}, torch {torch.__version__}, {target}: {kernels or 'no layer'}; "
+        f"page size {page_size}, {'invariant' if invariant else 'not invariant'}, nothing compiled, workspace 0 MB, "
+        f"counters {file or 'in memory only'}"
+    )
+    logger.info(line)
+    return line
