@@ -46,7 +46,14 @@ def test_chunks_do_not_show(window):
         start = 0
         for stop in cuts:
             part = make_step(spec, [stop - start], [stop])
-            step = type(part)(whole.q[start:stop], whole.k_pages, whole.v_pages, part.batch.with_pages(whole.batch.page_table), spec, whole.values)
+            step = type(part)(
+                whole.q[start:stop],
+                whole.k_pages,
+                whole.v_pages,
+                part.batch.with_pages(whole.batch.page_table),
+                spec,
+                whole.values,
+            )
             some, some_lse = step.prefill(invariant=True)
             assert torch.equal(some, out[start:stop])
             assert torch.equal(some_lse, lse[:, start:stop])

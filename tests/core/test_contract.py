@@ -17,7 +17,13 @@ ROUNDING = {F32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # about two
 def tolerance(step):
     """Rounding of out, and of a score: an error of e in a score is a relative error of e in its weight."""
     keys = step.k_pages[step.k_pages.isfinite().all(-1)]
-    largest = abs(step.values["scale"] or step.spec.head_dim**-0.5) * step.q.nan_to_num().norm(dim=-1).amax() * keys.norm(dim=-1).amax() if len(keys) and len(step.q) else 0.0
+    largest = (
+        abs(step.values["scale"] or step.spec.head_dim**-0.5)
+        * step.q.nan_to_num().norm(dim=-1).amax()
+        * keys.norm(dim=-1).amax()
+        if len(keys) and len(step.q)
+        else 0.0
+    )
     return ROUNDING[step.spec.dtype] + 2**-23 * float(largest)
 
 
@@ -63,7 +69,9 @@ WINDOWS = [(None, None), (0, None), (17, None), (None, 3), (5, 9), (0, 0), (300,
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-@pytest.mark.parametrize("extras", list(itertools.product([False, True], repeat=2)), ids=["plain", "sinks", "softcap", "both"])
+@pytest.mark.parametrize(
+    "extras", list(itertools.product([False, True], repeat=2)), ids=["plain", "sinks", "softcap", "both"]
+)
 def test_masks_with_softcap_and_sinks(window, extras):
     softcap, sinks = extras
     layer = spec(causal=False, window=window, softcap=softcap, sinks=sinks)
@@ -97,7 +105,9 @@ def test_more_queries_than_keys(causal, sinks):
     assert torch.equal(lse[:, rows], empty[:, None].expand(-1, int(rows.sum())))
 
 
-@pytest.mark.parametrize("lens", [([], []), ([0], [0]), ([0, 0], [5, 0]), ([8, 8], [0, 64]), ([0, 1, 0, 1], [0, 3, 0, 5])], ids=str)
+@pytest.mark.parametrize(
+    "lens", [([], []), ([0], [0]), ([0, 0], [5, 0]), ([8, 8], [0, 64]), ([0, 1, 0, 1], [0, 3, 0, 5])], ids=str
+)
 def test_empty_requests(lens):
     check(make_step(spec(9, 3, 64), *lens))
 

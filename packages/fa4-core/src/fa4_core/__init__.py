@@ -6,7 +6,7 @@ Importing this package touches no CUDA and no engine.
 from .batch import PrefillBatch
 from .counters import stats
 from .errors import UnsupportedError
-from .kernels import Kernel, Question, Verdict, explain, kernels, register, select
+from .kernels import Kernel, Question, Verdict, all_kernels, explain, register, select
 from .merge import merge_states
 from .prefill import Capacity, Plan, plan, prefill
 from .spec import LayerSpec
@@ -24,8 +24,8 @@ __all__ = [
     "Target",
     "UnsupportedError",
     "Verdict",
+    "all_kernels",
     "explain",
-    "kernels",
     "merge_states",
     "plan",
     "prefill",

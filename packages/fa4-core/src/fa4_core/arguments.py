@@ -44,7 +44,8 @@ def check_values(
     if not _finite(softcap) or softcap < 0:
         raise bad("softcap", repr(softcap), "a finite number, at least 0")
     if spec.softcap != (softcap > 0):
-        raise bad("softcap", softcap, "above 0, since spec.softcap is on" if spec.softcap else "0, since spec.softcap is off")
+        allowed = "above 0, since spec.softcap is on" if spec.softcap else "0, since spec.softcap is off"
+        raise bad("softcap", softcap, allowed)
     if spec.sinks != (sinks is not None):
         raise bad("sinks", "None" if sinks is None else "a tensor", f"what spec.sinks ({spec.sinks}) says")
     if sinks is not None:

@@ -82,7 +82,7 @@ class PrefillBatch:
             raise bad(f"host_{side}_lens", f"on {lens.device}", "a CPU tensor, an array or a sequence of ints")
         if lens is not None:
             # A copy: engines reuse their pinned buffers for the next step while this one still runs.
-            lens = np.array(lens, dtype=np.int64)
+            lens = np.array(lens.numpy() if isinstance(lens, torch.Tensor) else lens, dtype=np.int64)
             if lens.shape != (self.num_requests,):
                 raise bad(f"host_{side}_lens", f"of shape {list(lens.shape)}", f"[{self.num_requests}]")
             if lens.size and lens.min() < 0:
@@ -103,10 +103,11 @@ class PrefillBatch:
             raise bad("cu_seqlens_q", f"decreasing after request {int((q < 0).argmax())}", "non-decreasing values")
         if (kv < 0).any():
             raise bad(f"kv_lens[{int((kv < 0).argmax())}]", kv.min(), "at least 0")
-        room = self.page_table.shape[1] * self.page_size
+        pages = self.page_table.shape[1]
+        room = pages * self.page_size
         if (kv > room).any():
             i = int((kv > room).argmax())
-            raise bad(f"kv_lens[{i}]", kv[i], f"at most {room}: page_table has {self.page_table.shape[1]} pages a request")
+            raise bad(f"kv_lens[{i}]", kv[i], f"at most {room}: page_table has {pages} pages a request")
         for side, lens in (("q", q), ("kv", kv)):
             bounds, top = getattr(self, f"host_{side}_lens"), getattr(self, f"max_{side}_len")
             if bounds is not None and (lens > bounds).any():

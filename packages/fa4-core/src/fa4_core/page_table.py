@@ -25,9 +25,7 @@ def from_block_table(block_table: torch.Tensor) -> torch.Tensor:
     return table if table.shape[1] <= 1 or table.stride(1) == 1 else table.contiguous()
 
 
-def from_token_slots(
-    slots: torch.Tensor, requests: torch.Tensor, *, page_size: int, max_kv_len: int
-) -> torch.Tensor:
+def from_token_slots(slots: torch.Tensor, requests: torch.Tensor, *, page_size: int, max_kv_len: int) -> torch.Tensor:
     """A table of token slots (SGLang), where the keys of a page stand at consecutive slots.
 
     Args:
@@ -43,7 +41,8 @@ def from_token_slots(
         ValueError: A wrong shape, or max_kv_len beyond the width of `slots`.
     """
     if slots.dim() != 2 or requests.dim() != 1:
-        raise bad("slots and requests", f"of shapes {list(slots.shape)} and {list(requests.shape)}", "[rows, n] and [B]")
+        shapes = f"of shapes {list(slots.shape)} and {list(requests.shape)}"
+        raise bad("slots and requests", shapes, "[rows, n] and [B]")
     if page_size < 1:
         raise bad("page_size", page_size, "an int of at least 1")
     if not 0 <= max_kv_len <= slots.shape[1]:

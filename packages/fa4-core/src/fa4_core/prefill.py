@@ -39,7 +39,7 @@ class Capacity:
             ("keys", batch.max_kv_len, self.keys),
         ):
             if was is None:
-                raise bad("batch", f"without host lengths for its {name}", "lengths that can be held against a capacity")
+                raise bad("batch", f"without host lengths for its {name}", "lengths to hold against a capacity")
             if was > limit:
                 raise bad("batch", f"of {was} {name}", f"at most the {limit} of the plan's capacity")
 
@@ -75,7 +75,8 @@ class Plan:
     @overload
     def run(self, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, *, scale: float | None = ...,
             softcap: float = ..., sinks: torch.Tensor | None = ..., out: torch.Tensor | None = ...,
-            lse: torch.Tensor | None = ..., return_lse: Literal[True]) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
+            lse: torch.Tensor | None = ...,
+            return_lse: Literal[True]) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
 
     def run(
         self,
@@ -100,9 +101,7 @@ class Plan:
             out = q.new_empty((q.shape[0], spec.q_heads, spec.head_dim_v))
         if lse is None and return_lse:
             lse = q.new_empty((spec.q_heads, q.shape[0]), dtype=torch.float32)
-        self._plan.run(
-            q, k_pages, v_pages, scale=float(scale), softcap=float(softcap), sinks=sinks, out=out, lse=lse
-        )
+        self._plan.run(q, k_pages, v_pages, scale=float(scale), softcap=float(softcap), sinks=sinks, out=out, lse=lse)
         tokens = batch.query_tokens
         counters.count_call(
             self.kernel.name, self._plan.load_path, q.shape[0] if tokens is None else tokens, self._plan.num_splits
@@ -201,7 +200,7 @@ def prefill(
         out, or (out, lse).
 
     Raises:
-        ValueError: An argument is not as above; named, with what it was and what is allowed, before anything is written.
+        ValueError: An argument is not as above: named, with what it was and what is allowed. Nothing is written then.
         UnsupportedError: No kernel serves the layer on this device; each kernel's reason is listed.
     """
     key = (spec, kernel, invariant)

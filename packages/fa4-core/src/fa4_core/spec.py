@@ -41,9 +41,9 @@ class LayerSpec:
     q_heads: int
     kv_heads: int
     head_dim: int
-    head_dim_v: int | None = None
+    head_dim_v: int = None  # type: ignore[assignment]  # an int from __post_init__ on
     dtype: torch.dtype = torch.bfloat16
-    kv_dtype: torch.dtype | None = None
+    kv_dtype: torch.dtype = None  # type: ignore[assignment]  # likewise
     causal: bool = True
     window: Window = (None, None)
     softcap: bool = False

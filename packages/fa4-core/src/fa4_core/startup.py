@@ -48,11 +48,11 @@ def start(
         chosen = select(Question(spec, page_size, target, invariant), kernel)
         served.setdefault(chosen.name, []).append(spec)
     file = counters.publish(engine)
-    kernels = "; ".join(f"{name} for [{' | '.join(map(str, specs))}]" for name, specs in served.items())
+    kernels = "; ".join(f"{name} for [{' | '.join(map(str, specs))}]" for name, specs in served.items()) or "no layer"
     from . import __version__
 
     line = (
-        f"fa4-core {__version__} in {engine} {engine_version}, torch {torch.__version__}, {target}: {kernels or 'no layer'}; "
+        f"fa4-core {__version__} in {engine} {engine_version}, torch {torch.__version__}, {target}: {kernels}; "
         f"page size {page_size}, {'invariant' if invariant else 'not invariant'}, nothing compiled, workspace 0 MB, "
         f"counters {file or 'in memory only'}"
     )

@@ -1,4 +1,4 @@
-"""Target: the device that a kernel is asked about. Kept apart from torch so that explain() can ask about any machine."""
+"""Target: the device that a kernel is asked about; explain() may ask about one that is not here."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ class Target:
         return f"sm_{self.capability[0]}{self.capability[1]}" if self.capability else self.type
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _of_cuda(index: int) -> Target:
     return Target("cuda", torch.cuda.get_device_capability(index))

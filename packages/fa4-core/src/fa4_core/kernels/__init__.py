@@ -97,7 +97,7 @@ class Verdict:
 _KERNELS: list[Kernel] = [ReferenceKernel()]
 
 
-def kernels() -> tuple[Kernel, ...]:
+def all_kernels() -> tuple[Kernel, ...]:
     """All kernels, in order of preference."""
     return tuple(_KERNELS)
 
@@ -133,7 +133,8 @@ def explain(question: Question, kernel: str | None = None) -> list[Verdict]:
     for k in _KERNELS:
         reason = k.refuses(question)
         if reason is None and wanted is None and question.target.type in k.by_name_on:
-            reason = f"runs on {question.target.type} only when asked for by name (kernel={k.name!r} or {settings.KERNEL}={k.name})"
+            by_name = f"kernel={k.name!r} or {settings.KERNEL}={k.name}"
+            reason = f"runs on {question.target.type} only when asked for by name ({by_name})"
         if reason is None and wanted not in (None, k.name):
             reason = f"{wanted} was asked for by name"
         selected = reason is None and not taken

@@ -63,16 +63,17 @@ def cuts(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
 
 
 class ReferenceKernel:
-    """Serves every layer; the default on a CPU, by name elsewhere (it reads lengths on the host, which stalls a GPU)."""
+    """Serves every layer; the default on a CPU, by name on a GPU, which it stalls by reading lengths on the host."""
 
     name = "reference"
     by_name_on = frozenset({"cuda"})
 
     def refuses(self, question: Question) -> str | None:
+        """None: it serves everything."""
         return None
 
     def plan(self, batch: PrefillBatch, spec: LayerSpec, *, invariant: bool) -> ReferencePlan:
-        # Always invariant: nothing here depends on the setting.
+        """Read the lengths and find the keys' places; `invariant` changes nothing, since it always is."""
         return ReferencePlan(batch, spec)
 
 
@@ -115,8 +116,10 @@ class ReferencePlan:
         out: torch.Tensor,
         lse: torch.Tensor | None,
     ) -> None:
+        """See `KernelPlan.run`. Raises ValueError where the page table leaves the pool, before anything is written."""
         if self._page_range and not 0 <= self._page_range[0] <= self._page_range[1] < k_pages.shape[0]:
-            raise bad("page_table", f"{list(self._page_range)} at its ends", f"pages 0 to {k_pages.shape[0] - 1} of k_pages")
+            pages = f"pages 0 to {k_pages.shape[0] - 1}, those of k_pages"
+            raise bad("page_table", "{} to {}".format(*self._page_range), pages)
         load = KeyLoader(self.spec, k_pages, v_pages)
         for r in self._requests:
             for start, stop in r.panels():
@@ -187,12 +190,16 @@ class QueryTile:
 
     def _mine(self, t: torch.Tensor) -> torch.Tensor:
         """The rows of a tile-shaped tensor that hold queries, as [kv_heads, n, ratio, ...]."""
-        whole = t.unflatten(1, (TILE_Q, self._spec.ratio))
+        whole = self._by_position(t)
         return whole[:, self._start - self._tile : self._stop - self._tile]
+
+    def _by_position(self, t: torch.Tensor) -> torch.Tensor:
+        """[kv_heads, TILE_Q * ratio, ...] as [kv_heads, TILE_Q, ratio, ...]."""
+        return t.view(t.shape[0], TILE_Q, self._spec.ratio, -1)
 
     def _by_kv_head(self, t: torch.Tensor) -> torch.Tensor:
         """[n, q_heads, d] as [kv_heads, n, ratio, d]."""
-        return t.unflatten(1, (self._spec.kv_heads, self._spec.ratio)).transpose(0, 1)
+        return t.view(t.shape[0], self._spec.kv_heads, self._spec.ratio, -1).transpose(0, 1)
 
     def attend(self, tile: KeyLoader, first_key: int, scale: float, softcap: float) -> None:
         """Take in the keys first_key..first_key + TILE_K."""
@@ -204,7 +211,7 @@ class QueryTile:
             scores.div_(softcap).tanh_().mul_(softcap)
         hidden = self._hidden(first_key)
         if hidden is not None:
-            scores.unflatten(1, (TILE_Q, self._spec.ratio)).masked_fill_(hidden, -math.inf)
+            self._by_position(scores).masked_fill_(hidden, -math.inf)
         top = torch.maximum(self.top, scores.amax(-1, keepdim=True))
         base = top.masked_fill(top == -math.inf, 0.0)  # a row that sees nothing yet: exp(-inf - 0), not exp(nan)
         decay = torch.exp(self.top - base)
@@ -238,7 +245,8 @@ class QueryTile:
         """Divide, and write the rows of out and lse."""
         top, total, acc = self.top, self.total, self.acc
         if sinks is not None:
-            sink = sinks.float().view(self._spec.kv_heads, 1, self._spec.ratio).expand(-1, TILE_Q, -1).reshape(top.shape)
+            sink = sinks.float().view(self._spec.kv_heads, 1, self._spec.ratio)
+            sink = sink.expand(-1, TILE_Q, -1).reshape(top.shape)
             with_sink = torch.maximum(top, sink)
             base = with_sink.masked_fill(with_sink == -math.inf, 0.0)
             decay = torch.exp(top - base)
@@ -248,5 +256,5 @@ class QueryTile:
         self._by_kv_head(out[self._q_rows]).copy_(self._mine(result))
         if lse is not None:
             logs = torch.where(empty, -math.inf, top + torch.log(total))
-            per_head = lse.unflatten(0, (self._spec.kv_heads, self._spec.ratio))[:, :, self._q_rows]
+            per_head = lse.view(self._spec.kv_heads, self._spec.ratio, -1)[:, :, self._q_rows]
             per_head.copy_(self._mine(logs).squeeze(-1).transpose(1, 2))

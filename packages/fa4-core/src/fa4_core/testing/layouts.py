@@ -16,7 +16,8 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 def _pools(p: int, n: int, h: int, d: int, dv: int, dtype: torch.dtype, device: torch.device) -> Pages:
-    return _empty((p * n, h, d), dtype, device).view(p, n, h, d), _empty((p * n, h, dv), dtype, device).view(p, n, h, dv)
+    k, v = _empty((p * n, h, d), dtype, device), _empty((p * n, h, dv), dtype, device)
+    return k.view(p, n, h, d), v.view(p, n, h, dv)
 
 
 def _hnd(p: int, n: int, h: int, d: int, dv: int, dtype: torch.dtype, device: torch.device) -> Pages:

@@ -52,7 +52,8 @@ def attention(
 
 
 def _visible(q_len: int, kv_len: int, spec: LayerSpec, device: torch.device) -> torch.Tensor:
-    distance = torch.arange(kv_len, device=device)[None] - (torch.arange(q_len, device=device)[:, None] + kv_len - q_len)
+    positions = torch.arange(q_len, device=device)[:, None] + kv_len - q_len
+    distance = torch.arange(kv_len, device=device) - positions
     left, right = spec.window
     keep = torch.ones_like(distance, dtype=torch.bool)
     if left is not None:

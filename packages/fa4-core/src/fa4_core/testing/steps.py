@@ -77,8 +77,8 @@ def make_step(
     counts = [-(-n // page_size) for n in kv_lens]
     order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(seed)) + 1  # page 0 is nobody's
     k_pages, v_pages = make_pages(
-        layout, sum(counts) + 1, page_size, spec.kv_heads, spec.head_dim, spec.head_dim_v or spec.head_dim,
-        spec.kv_dtype or spec.dtype, device,
+        layout, sum(counts) + 1, page_size, spec.kv_heads, spec.head_dim, spec.head_dim_v,
+        spec.kv_dtype, device,
     )  # fmt: skip
     table = torch.tensor(UNDEFINED).repeat(len(kv_lens), max(counts, default=0) + 2)
     table = table[:, : max(counts, default=0) + 2].to(torch.int32)
@@ -90,7 +90,7 @@ def make_step(
             for n, h, d in (
                 (q_len, spec.q_heads, spec.head_dim),
                 (kv_len, spec.kv_heads, spec.head_dim),
-                (kv_len, spec.kv_heads, spec.head_dim_v or spec.head_dim),
+                (kv_len, spec.kv_heads, spec.head_dim_v),
             )
         )
         rows.append(q)

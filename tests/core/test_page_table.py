@@ -1,0 +1,41 @@
+"""Page tables from what the engines keep."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fa4_core.page_table import from_block_table, from_token_slots
+
+
+@given(st.integers(1, 70), st.lists(st.integers(0, 200), min_size=1, max_size=5), st.integers(0, 9))
+def test_slots_name_the_pages_they_lie_in(page_size, lens, seed):
+    random = torch.Generator().manual_seed(seed)
+    counts = [-(-n // page_size) for n in lens]
+    pages = torch.randperm(sum(counts) + 1, generator=random)
+    slots = torch.full((len(lens) + 2, 300), -1, dtype=torch.int32)  # what is past a request's end means nothing
+    want, at = [], 0
+    for i, (n, count) in enumerate(zip(lens, counts)):
+        own = pages[at : at + count]
+        at += count
+        slots[i + 1, :n] = (own[:, None] * page_size + torch.arange(page_size)).flatten()[:n].int()
+        want.append(own.tolist())
+    before = slots.clone()
+    table = from_token_slots(slots, torch.arange(len(lens)) + 1, page_size=page_size, max_kv_len=max(lens))
+    assert table.dtype == torch.int32
+    assert table.shape == (len(lens), -(-max(lens) // page_size))
+    assert [row[:count].tolist() for row, count in zip(table, counts)] == want
+    assert torch.equal(slots, before), "the engine's own table was written"
+
+
+def test_a_fitting_block_table_is_not_copied():
+    table = torch.arange(12, dtype=torch.int32).view(3, 4)
+    assert from_block_table(table).data_ptr() == table.data_ptr()
+    assert from_block_table(table[:, :2]).data_ptr() == table.data_ptr()
+
+
+def test_others_are_made_to_fit():
+    table = torch.arange(12).view(4, 3).t()
+    made = from_block_table(table)
+    assert made.dtype == torch.int32
+    assert made.stride(1) == 1
+    assert made.tolist() == table.tolist()
