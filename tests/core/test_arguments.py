@@ -85,7 +85,7 @@ CALLS = {
     "k dims": ({"k_pages": torch.zeros(144, 2, 16)}, "k_pages was of shape"),
     "k dtype": ({"k_pages": torch.zeros(9, 16, 2, 16).bfloat16()}, "k_pages was torch.bfloat16; allowed"),
     "v pages": ({"v_pages": torch.zeros(8, 16, 2, 16)}, "v_pages was of shape"),
-    "pool size": ({"k_pages": torch.zeros(2, 16, 2, 16), "v_pages": torch.zeros(2, 16, 2, 16)}, "page_table was 1 to 3; allowed"),
+    "pool size": (dict.fromkeys(("k_pages", "v_pages"), torch.zeros(2, 16, 2, 16)), "page_table was 1 to 3; allowed"),
     "scale": ({"scale": float("nan")}, "scale was nan; allowed: a finite number"),
     "softcap": ({"softcap": 30.0}, "softcap was 30.0; allowed: 0, since spec.softcap is off"),
     "softcap sign": ({"softcap": -1.0}, "softcap was -1.0; allowed"),

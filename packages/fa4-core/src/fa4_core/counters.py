@@ -7,11 +7,12 @@ read a running server's counters at any time without asking the server, even one
 from __future__ import annotations
 
 import os
+import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import platformdirs
 
 from . import settings
 from .errors import bad
@@ -68,9 +69,10 @@ def _read(table: np.ndarray) -> dict[str, int]:
 
 
 def directory() -> Path:
-    """Where processes publish: FA4_STATS_DIR, else a folder of the user's runtime directory."""
+    """Where processes publish: FA4_STATS_DIR, else a folder of the user's own under the machine's temporary one."""
+    # Not the home directory: that may be shared by machines, whose process numbers mean nothing to each other.
     named = settings.stats_dir()
-    return Path(named) if named else Path(platformdirs.user_runtime_dir("fa4", appauthor=False))
+    return Path(named) if named else Path(tempfile.gettempdir()) / f"fa4-{os.getuid()}"
 
 
 def publish(engine: str) -> Path | None:
@@ -85,7 +87,7 @@ def publish(engine: str) -> Path | None:
     global _table
     path = directory() / f"{engine}-{os.getpid()}{_SUFFIX}"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _remove_dead(path.parent)
         mapped = np.memmap(path, _RECORD, mode="w+", shape=(_ROOM,))
     except OSError:
@@ -121,8 +123,6 @@ def read_published(folder: Path | None = None) -> list[Published]:
 
 def _remove_dead(folder: Path) -> None:
     """Files of processes that ended over a day ago; later than that nobody asks for them."""
-    import time
-
     for path in folder.glob(f"*{_SUFFIX}"):
         pid = path.name.removesuffix(_SUFFIX).rpartition("-")[2]
         if time.time() - path.stat().st_mtime > 86400 and not _alive(int(pid)):
