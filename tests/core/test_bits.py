@@ -58,3 +58,15 @@ def test_chunks_do_not_show(window):
             assert torch.equal(some, out[start:stop])
             assert torch.equal(some_lse, lse[:, start:stop])
             start = stop
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_a_broken_request_spoils_itself_alone(broken):
+    step = make_step(SPEC, [20, 30, 5], [300, 90, 5])
+    out, lse = step.prefill()
+    page = int(step.batch.page_table[0, 0])
+    step.k_pages[page], step.v_pages[page] = broken, broken
+    spoilt, spoilt_lse = step.prefill()
+    assert spoilt[:20].isnan().any()
+    assert torch.equal(spoilt[20:], out[20:])
+    assert torch.equal(spoilt_lse[:, 20:], lse[:, 20:])

@@ -164,7 +164,7 @@ class KeyLoader:
         end = at + pages.shape[0]
         for tile, pool in zip((self.k, self.v), self._pages):
             tile[:, :at] = 0
-            tile[:, end:] = 0  # a pool may hold NaN where it holds no key, and 0 * NaN would reach the sum
+            tile[:, end:] = 0  # the tile before may have held another request's NaN, and 0 * NaN would reach the sum
             tile[:, at:end] = pool[pages, rows].transpose(0, 1)
 
 
