@@ -1,0 +1,24 @@
+"""SGLang's own classes with a backend under them, and a dense reference that knows nothing of pages."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["FA4_SGLANG_CPU"] = "1"  # before SGLang is imported, here and in the engine's processes
+
+import pytest
+
+from fa4_sglang import cpu, plugin
+
+cpu.at_start()
+plugin.register()
+
+
+@pytest.fixture(autouse=True)
+def _own_counters(tmp_path, monkeypatch):
+    """Counters published to a folder of the test's own, a start line for each backend."""
+    monkeypatch.setenv("FA4_STATS_DIR", str(tmp_path / "counters"))
+    from fa4_sglang import backend, compat
+
+    backend._started.clear()
+    monkeypatch.setattr(compat, "_warned", False)
