@@ -1,0 +1,105 @@
+"""vLLM's words into ours: a step's metadata into a PrefillBatch, a layer's arguments into a LayerSpec."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fa4_core import LayerSpec, PrefillBatch, UnsupportedError
+from fa4_core.page_table import from_block_table
+
+from . import compat
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+
+CACHE_DTYPES = {"auto": None, "float16": torch.float16, "bfloat16": torch.bfloat16}
+"""What --kv-cache-dtype may be, and the type that it means; None is the model's own."""
+
+
+def batch(metadata: CommonAttentionMetadata, page_size: int) -> PrefillBatch:
+    """A step over one KV-cache group.
+
+    Args:
+        metadata: The step. Its requests may be padded with ones of no query.
+        page_size: Rows of a page of the group.
+
+    Raises:
+        ValueError: A step that does not attend causally.
+    """
+    if metadata.causal is not True:
+        raise ValueError(f"causal was {metadata.causal}; allowed: True")
+    n = metadata.num_reqs
+    starts = metadata.query_start_loc_cpu[: n + 1]
+    return PrefillBatch(
+        metadata.query_start_loc[: n + 1],
+        metadata.seq_lens[:n],
+        from_block_table(metadata.block_table_tensor[:n]),
+        page_size,
+        host_q_lens=starts[1:] - starts[:-1],
+        host_kv_lens=compat.host_kv_lens(metadata),
+        max_q_len=metadata.max_query_len,
+        max_kv_len=metadata.max_seq_len,
+    )
+
+
+def spec(
+    num_heads: int,
+    head_size: int,
+    num_kv_heads: int,
+    sliding_window: int | None,
+    kv_cache_dtype: str,
+    softcap: bool,
+    sinks: bool,
+    dtype: torch.dtype,
+) -> LayerSpec:
+    """A layer, from its impl's arguments and the model's dtype.
+
+    Raises:
+        ValueError: A cache type that is not served.
+    """
+    if kv_cache_dtype not in CACHE_DTYPES:
+        raise ValueError(f"kv_cache_dtype was {kv_cache_dtype!r}; allowed: {', '.join(CACHE_DTYPES)}")
+    return LayerSpec(
+        num_heads,
+        num_kv_heads,
+        head_size,
+        dtype=dtype,
+        kv_dtype=CACHE_DTYPES[kv_cache_dtype] or dtype,
+        # vLLM counts the query's own key into its window.
+        window=(None if sliding_window is None else sliding_window - 1, None),
+        softcap=softcap,
+        sinks=sinks,
+    )
+
+
+def refuse(arguments: dict[str, Any], config: VllmConfig) -> None:
+    """Refuse what vLLM's own questions to a backend do not cover.
+
+    Args:
+        arguments: The impl's arguments that change what attention means, by name; unknown ones among them.
+        config: The engine's.
+
+    Raises:
+        UnsupportedError: All that stands against the layer, one reason a line.
+    """
+    reasons = {}
+    if arguments.pop("alibi_slopes") is not None:
+        reasons["ALiBi"] = "positions encoded in the scores are not served"
+    attn_type = arguments.pop("attn_type")
+    if attn_type != "decoder":
+        reasons[f"attention type {attn_type}"] = "only a decoder's causal attention is served"
+    if arguments.pop("kv_sharing_target_layer_name") is not None:
+        reasons["KV sharing"] = "a layer that reads another's cache has not been tried with this backend"
+    for name, value in arguments.items():
+        if value is not None and value is not False:
+            reasons[name] = "an argument that this backend does not know; without it the answer could be wrong"
+    parallel = config.parallel_config
+    if parallel.decode_context_parallel_size > 1:
+        reasons["decode context parallelism"] = "a request's keys are split over ranks, which is not served"
+    if getattr(parallel, "prefill_context_parallel_size", 1) > 1:
+        reasons["prefill context parallelism"] = "a request's queries are split over ranks, which is not served"
+    if reasons:
+        raise UnsupportedError("this layer through --attention-backend CUSTOM", reasons)
