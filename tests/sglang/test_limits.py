@@ -84,6 +84,7 @@ def test_the_options_are_this_versions():
 
 SPECULATION = {"speculative_algorithm": "EAGLE"}
 DECODE = {"speculative_attention_mode": "decode"}
+DRAFT = {"speculative_draft_attention_backend": "fa-cute"}
 STOCK = {"prefill_attention_backend": "fa-cute", "decode_attention_backend": "triton"}
 
 
@@ -92,7 +93,10 @@ STOCK = {"prefill_attention_backend": "fa-cute", "decode_attention_backend": "tr
     [
         (STOCK, "use --speculative-attention-mode decode"),
         ({"attention_backend": "fa-cute", **DECODE}, "--decode-attention-backend"),
-        ({**STOCK, **DECODE, "speculative_draft_attention_backend": "fa-cute"}, "--speculative-draft-attention-backend"),
+        (
+            {**STOCK, **DECODE, "speculative_draft_attention_backend": "fa-cute"},
+            "--speculative-draft-attention-backend",
+        ),
     ],
 )
 def test_speculative_decoding_through_us(options, hint):

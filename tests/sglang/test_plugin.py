@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 
 import pytest
 from sglang.srt import server_args
@@ -11,6 +13,7 @@ from sglang.srt.plugins import load_plugins_by_group
 from sglang.srt.server_args import prepare_server_args
 from world import Block, make_runner
 
+import fa4_sglang
 from fa4_sglang import compat, plugin
 from fa4_sglang.backend import FA4Backend
 
@@ -30,10 +33,7 @@ def test_the_command_line_accepts_the_name(flag):
     assert getattr(parse(flag, "fa-cute"), flag.strip("-").replace("-", "_")) == "fa-cute"
 
 
-def test_without_the_plugin_it_does_not(monkeypatch, capsys):
-    monkeypatch.setattr(
-        server_args, "ATTENTION_BACKEND_CHOICES", server_args.ATTENTION_BACKEND_CHOICES, raising=True
-    )
+def test_without_the_plugin_it_does_not(capsys):
     server_args.ATTENTION_BACKEND_CHOICES.remove("fa-cute")
     try:
         with pytest.raises(SystemExit):
@@ -55,32 +55,50 @@ def test_registering_twice_is_registering_once():
     assert isinstance(ATTENTION_BACKENDS["fa-cute"](make_runner([Block(0)])), FA4Backend)
 
 
+@pytest.fixture
+def registered_anew():
+    """Registers again once the test is over."""
+    yield
+    plugin.register()
+
+
+@pytest.mark.usefixtures("registered_anew")
 def test_a_broken_install_says_so_at_once_and_again_when_it_is_asked_for(monkeypatch, caplog):
-    from sglang.srt.mem_cache import memory_pool
-
-    monkeypatch.delattr(memory_pool, "KVWriteLoc")
-    try:
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "fa4_core.startup", None)
         plugin.register()
-        [record] = [r for r in caplog.records if r.name == "fa4"]
-        assert record.levelno == logging.ERROR
-        reason = f"ImportError: SGLang {compat.version()} has no sglang.srt.mem_cache.memory_pool.KVWriteLoc"
-        assert reason in record.getMessage()
-        assert parse("--prefill-attention-backend", "fa-cute"), "no 'invalid choice', which would name no reason"
-        with pytest.raises(RuntimeError, match="fa-cute cannot be used: ImportError: SGLang .* has no"):
-            ATTENTION_BACKENDS["fa-cute"](make_runner([Block(0)]))
-    finally:
-        monkeypatch.undo()
+    [record] = [r for r in caplog.records if r.name == "fa4"]
+    assert record.levelno == logging.ERROR
+    assert "The attention backend fa-cute cannot be used: ModuleNotFoundError: " in record.getMessage()
+    assert "fa4_core.startup" in record.getMessage()
+    assert parse("--prefill-attention-backend", "fa-cute"), "no 'invalid choice', which would name no reason"
+    with pytest.raises(RuntimeError, match="fa-cute cannot be used: ModuleNotFoundError: .*fa4_core.startup"):
+        ATTENTION_BACKENDS["fa-cute"](make_runner([Block(0)]))
+
+
+def test_an_engine_that_has_moved_on_is_named(monkeypatch):
+    from sglang.srt.layers.attention import base_attn_backend
+
+    monkeypatch.delattr(base_attn_backend, "AttentionBackend")
+    monkeypatch.delitem(sys.modules, "fa4_sglang.backend")
+    monkeypatch.delattr(fa4_sglang, "backend")
+    with pytest.raises(ImportError, match=r"does not fit SGLang 0.5.23 \(cannot import name 'AttentionBackend'"):
+        ATTENTION_BACKENDS["fa-cute"](make_runner([Block(0)]))
+
+
+def test_registering_imports_nothing_that_the_launcher_does_not_need():
+    code = """if True:
+        import sys
+        from fa4_sglang import cpu, plugin
+        cpu.at_start()
+        import sglang.launch_server
+        import os
+        os.environ.pop(cpu.VARIABLE)
         plugin.register()
-
-
-def test_a_missing_core_says_so(monkeypatch, caplog):
-    import sys
-
-    monkeypatch.setitem(sys.modules, "fa4_core.startup", None)
-    plugin.register()
-    assert "fa4_core.startup" in caplog.text
-    monkeypatch.undo()
-    plugin.register()
+        print([m for m in ("sglang.srt.mem_cache.memory_pool", "fa4_sglang.backend") if m in sys.modules])
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_a_version_that_was_not_tested_warns_once(monkeypatch, caplog):

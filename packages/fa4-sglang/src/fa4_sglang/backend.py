@@ -75,6 +75,7 @@ class FA4Backend(AttentionBackend):
         # Counted here and not in the layers, so that a layer which never came through prefill() shows.
         counters.add("sglang.steps")
         counters.add("sglang.scheduled_tokens", step.tokens)
+        counters.add(f"sglang.scheduled_tokens.{forward_batch.forward_mode.name}", step.tokens)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """Asked for only where this backend decodes inside CUDA graphs.

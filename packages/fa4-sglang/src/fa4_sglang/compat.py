@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
+    from .backend import FA4Backend
+
 TESTED = ("0.5.23",)
 
 logger = logging.getLogger("fa4")
@@ -34,23 +36,19 @@ def warn_if_untested() -> None:
         )  # fmt: skip
 
 
-def require() -> None:
-    """Hold what the backend takes from SGLang against what is there.
+def load_backend() -> type[FA4Backend]:
+    """The backend's class; only a scheduler asks for it, since it imports what no other process needs.
 
     Raises:
-        ImportError: A name has moved or gone, named.
+        ImportError: Something that it takes from SGLang has moved or gone, named.
     """
-    from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
-    from sglang.srt.mem_cache import memory_pool
-
-    # Releases before 0.5.14 have other hooks; this check goes when nobody can meet them any more.
-    for owner, name in (
-        (AttentionBackend, "init_forward_metadata_out_graph"),
-        (memory_pool, "KVWriteLoc"),
-        (memory_pool, "MHATokenToKVPool"),
-    ):
-        if not hasattr(owner, name):
-            raise ImportError(f"SGLang {version()} has no {owner.__name__}.{name}; tested: {', '.join(TESTED)}")
+    try:
+        from .backend import FA4Backend
+    except ImportError as error:
+        raise ImportError(
+            f"the attention backend fa-cute does not fit SGLang {version()} ({error}); tested: {', '.join(TESTED)}"
+        ) from error
+    return FA4Backend
 
 
 def write_loc(forward_batch: ForwardBatch, layer: RadixAttention) -> Any:

@@ -18,21 +18,28 @@ def register() -> None:
     """Make "fa-cute" a name that SGLang accepts for its attention backends.
 
     SGLang logs what a plugin raises and goes on, so that a broken install would show as an unknown name. Whatever
-    keeps the backend from loading is therefore said here, and raised again when a server asks for the name.
+    keeps the backend from loading is therefore said here, and raised when a server asks for the name.
     """
     from sglang.srt import server_args
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 
-    broken = _reason_not_to_load()
-    if broken is not None:
+    try:
+        import fa4_core.startup  # noqa: F401
+
+        from . import cpu
+
+        cpu.adapt()
+        broken = None
+    except Exception as error:
+        broken = f"{type(error).__name__}: {error}"
         logger.error("The attention backend %s cannot be used: %s", NAME, broken)
 
     def create(runner: ModelRunner) -> AttentionBackend:
         if broken is not None:
             raise RuntimeError(f"the attention backend {NAME} cannot be used: {broken}")
-        from .backend import FA4Backend  # only here: the launcher and the detokenizer need none of it
+        from . import compat
 
-        return FA4Backend(runner)
+        return compat.load_backend()(runner)
 
     ATTENTION_BACKENDS[NAME] = create
     for choices in (
@@ -42,16 +49,3 @@ def register() -> None:
     ):
         if NAME not in choices:
             choices.append(NAME)
-
-
-def _reason_not_to_load() -> str | None:
-    try:
-        import fa4_core.startup  # noqa: F401
-
-        from . import compat, cpu
-
-        compat.require()
-        cpu.adapt()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None

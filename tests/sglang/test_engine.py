@@ -1,0 +1,155 @@
+"""The real engine over a small Llama with real weights, held against transformers token by token."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from fa4_core.counters import read_published
+
+LAYERS, VOCABULARY, NEW_TOKENS, CHUNK = 2, 512, 8, 128
+WORDS = torch.randint(3, VOCABULARY, (400,), generator=torch.Generator().manual_seed(0)).tolist()
+# Each wave is sent at once, after the one before has been answered: its prompts find what those before left behind.
+WAVES = [
+    [WORDS[:20], WORDS[:300], WORDS[300:390]],  # the second takes chunks while the first is decoding
+    [WORDS[:300] + [7, 8, 9]],
+    [WORDS[:150] + [5] * 40, WORDS[:260] + [6] * 3, [400] * 33, WORDS[300:380] + [11] * 200],
+    [[17], WORDS[5:6] * 129, WORDS[:1], WORDS[:300] + [7, 8, 9]],
+]
+PROMPTS = [prompt for wave in WAVES for prompt in wave]
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="settings are those of a CPU")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    """Two layers of random weights large enough that attention decides the tokens; SGLang's dummy weights are not."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=128, intermediate_size=256, num_hidden_layers=LAYERS, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, vocab_size=VOCABULARY, max_position_embeddings=2048,
+        initializer_range=0.15, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("model")
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(model) -> list[tuple[list[int], list[float]]]:
+    """Greedy tokens and their log-probabilities, from transformers in fp32."""
+    from transformers import LlamaForCausalLM
+
+    llama = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
+    answers = []
+    with torch.inference_mode():
+        for prompt in PROMPTS:
+            tokens, logprobs, cache, inputs = [], [], None, prompt
+            for _ in range(NEW_TOKENS):
+                out = llama(torch.tensor([inputs]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+                logs = torch.log_softmax(out.logits[0, -1].double(), -1)
+                tokens.append(int(logs.argmax()))
+                logprobs.append(float(logs.max()))
+                cache, inputs = out.past_key_values, tokens[-1:]
+            answers.append((tokens, logprobs))
+    return answers
+
+
+@dataclass
+class Served:
+    """What came of a run."""
+
+    answers: list[dict]
+    log: str
+    counters: dict[str, int]
+
+    @property
+    def new_prompt_tokens(self) -> int:
+        """Prompt tokens that no cache held, as the engine reports them with each answer."""
+        return sum(len(prompt) - answer["cached"] for prompt, answer in zip(PROMPTS, self.answers))
+
+
+def serve(model: Path, folder: Path, logprobs: list[bool], **options) -> Served:
+    job = {
+        "engine": {
+            "model_path": str(model),
+            "skip_tokenizer_init": True,
+            "device": "cpu",
+            "dtype": "float32",
+            "max_total_tokens": 4096,
+            "max_running_requests": 8,
+            "chunked_prefill_size": CHUNK,
+            "disable_cuda_graph": True,
+            "log_level": "info",
+            **options,
+        },
+        "new_tokens": NEW_TOKENS,
+        "waves": WAVES,
+        "logprobs": logprobs,  # asked for or not, by wave
+    }
+    (folder / "job.json").write_text(json.dumps(job))
+    command = [sys.executable, str(Path(__file__).parent / "serve.py"), "job.json", "result.json"]
+    settings = {**os.environ, "FA4_STATS_DIR": str(folder / "counters")}
+    done = subprocess.run(
+        command, cwd=folder, env=settings, text=True, timeout=300, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:]
+    counters: dict[str, int] = {}
+    for process in read_published(folder / "counters"):
+        assert not process.alive, "the scheduler is gone; its counters are not"
+        counters |= process.counters
+    return Served(json.loads((folder / "result.json").read_text()), done.stdout, counters)
+
+
+def check(served: Served, expected: list[tuple[list[int], list[float]]], page_size: int) -> None:
+    assert [a["tokens"] for a in served.answers] == [tokens for tokens, _ in expected]
+    far = [
+        abs(ours - theirs)
+        for answer, (_, wanted) in zip(served.answers, expected)
+        for ours, theirs in zip(answer["logprobs"], wanted)
+    ]
+    assert len(far) >= 5 * NEW_TOKENS
+    assert max(far) < 1e-4
+    lines = re.findall(r"fa4-core .* in sglang .*: reference for \[.*page size (\d+)", served.log)
+    assert lines == [str(page_size)], "one line, once, where the default log level shows it"
+    whole = {prompt: len(PROMPTS[prompt]) // page_size * page_size for prompt in (1, 7)}
+    assert served.answers[3]["cached"] == whole[1], "the second prompt's pages were found again"
+    assert served.answers[7]["cached"] >= 80 // page_size * page_size
+    chunks = [int(n) for n in re.findall(r"Prefill batch.*?#new-token: (\d+)", served.log)]
+    assert max(chunks) <= CHUNK < max(map(len, PROMPTS))
+    assert sum(chunks) == served.new_prompt_tokens, "what the engine says it scheduled"
+    counted = served.counters
+    assert counted["prefill.query_tokens.reference"] == LAYERS * counted["sglang.scheduled_tokens"]
+    assert counted["prefill.calls.reference"] == LAYERS * counted["sglang.steps"]
+
+
+def test_both_phases_on_slots_of_one_token_with_mixed_batches(model, expected, tmp_path):
+    asked = [False, True, False, True]  # SGLang mixes no batch with a request that asks for logprobs
+    served = serve(model, tmp_path, asked, page_size=1, attention_backend="fa-cute", enable_mixed_chunk=True)
+    check(served, expected, page_size=1)
+    decoded = len(PROMPTS) * (NEW_TOKENS - 1)
+    assert served.counters["sglang.scheduled_tokens"] == served.new_prompt_tokens + decoded
+    # SGLang 0.5.23 hands a mixed batch to its backends as EXTEND: some of its tokens were then decode rows.
+    in_prefill = sum(served.counters.get(f"sglang.scheduled_tokens.{mode}", 0) for mode in ("EXTEND", "MIXED"))
+    assert in_prefill > served.new_prompt_tokens
+
+
+def test_prefill_on_pages_of_16_beside_another_backends_decode(model, expected, tmp_path):
+    served = serve(
+        model, tmp_path, [True] * len(WAVES), page_size=16,
+        prefill_attention_backend="fa-cute", decode_attention_backend="torch_native",
+    )  # fmt: skip
+    check(served, expected, page_size=16)
+    assert served.counters["sglang.scheduled_tokens"] == served.new_prompt_tokens
+    assert "sglang.scheduled_tokens.DECODE" not in served.counters
