@@ -152,9 +152,9 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def core(session: nox.Session) -> None:
-    """fa4-core's own tests, on the wheel."""
+    """fa4-core on its wheel, and what spans the packages."""
     session.install(TORCH, _wheel(session, "fa4-core"), *TEST)
-    session.run("pytest", "tests/core", *session.posargs)
+    session.run("pytest", "tests/core", "tests/repository", *session.posargs)
 
 
 @nox.session
