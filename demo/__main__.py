@@ -70,17 +70,26 @@ def main(vllm_python: Path | None, sglang_python: Path | None, full: bool, out: 
     )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("the model", total=2 + len(planned))
+        began = time.perf_counter()
+
+        def say(what: str) -> None:
+            progress.update(task, description=what)
+            if not console.is_terminal:  # a log shows no bar
+                print(f"{time.perf_counter() - began:6.0f} s  {what}", flush=True)
+
+        say("the model")
         path = model.prepare()
         asked = prompts.make(path, prompts.FULL if full else prompts.DEFAULT)
-        progress.update(task, advance=1, description="the reference: transformers in fp32")
+        progress.advance(task)
+        say("the reference: transformers in fp32")
         everyone = [p for wave in asked["waves"] for p in wave]
         inner = progress.add_task("greedy tokens", total=len(everyone))
         reference = Reference(path)
-        began = time.perf_counter()
+        reference_began = time.perf_counter()
         answers = reference.greedy(
             [p["tokens"] for p in everyone], asked["new_tokens"], lambda: progress.advance(inner)
         )
-        took = time.perf_counter() - began
+        took = time.perf_counter() - reference_began
         greedy = {p["name"]: tokens for p, tokens in zip(everyone, answers)}
         progress.remove_task(inner)
         progress.advance(task)
@@ -88,11 +97,11 @@ def main(vllm_python: Path | None, sglang_python: Path | None, full: bool, out: 
         for run in planned:
             job = asked | {"model": str(path), "device": device, "dtype": dtype, "ours": run.ours}
             job |= run.options
-            progress.update(task, description=run.name)
+            say(run.name)
             try:
                 result = workers.work(
                     run, pythons[run.engine], job, folder / run.name.replace(", ", "-").replace(" ", "-"),
-                    lambda line, name=run.name: progress.update(task, description=f"{name}: {line}"),
+                    lambda line, name=run.name: say(f"{name}: {line}"),
                 )  # fmt: skip
             except workers.WorkerError as error:
                 progress.stop()

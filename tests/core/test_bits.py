@@ -60,6 +60,16 @@ def test_chunks_do_not_show(window):
             start = stop
 
 
+def test_threads_do_not_show_and_are_given_back():
+    torch.set_num_threads(1)
+    out, lse = make_step(SPEC, Q, KV).prefill()
+    torch.set_num_threads(2)
+    other, other_lse = make_step(SPEC, Q, KV).prefill()
+    assert torch.get_num_threads() == 2
+    assert torch.equal(out, other)
+    assert torch.equal(lse, other_lse)
+
+
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf])
 def test_a_broken_request_spoils_itself_alone(broken):
     step = make_step(SPEC, [20, 30, 5], [300, 90, 5])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,22 @@ def cuts(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
         end = min(stop, (start // step + 1) * step)
         yield start, end
         start = end
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep torch to one CPU thread.
+
+    A product of two tiles is too small to share: where other processes want the cores, waiting for a second thread
+    takes twenty times longer than the product. And bits must not depend on how many threads an engine has.
+    """
+    before = torch.get_num_threads()
+    # Not torch.set_num_threads: vLLM's CPU worker puts a warning in its place.
+    torch._C.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch._C.set_num_threads(before)
 
 
 class ReferenceKernel:
@@ -120,10 +137,11 @@ class ReferencePlan:
         if self._page_range and not 0 <= self._page_range[0] <= self._page_range[1] < k_pages.shape[0]:
             pages = f"pages 0 to {k_pages.shape[0] - 1}, those of k_pages"
             raise bad("page_table", "{} to {}".format(*self._page_range), pages)
-        load = KeyLoader(self.spec, k_pages, v_pages)
-        for r in self._requests:
-            for start, stop in r.panels():
-                self._run_panel(r, start, stop, q, load, scale, softcap, sinks, out, lse)
+        with one_thread():
+            load = KeyLoader(self.spec, k_pages, v_pages)
+            for r in self._requests:
+                for start, stop in r.panels():
+                    self._run_panel(r, start, stop, q, load, scale, softcap, sinks, out, lse)
 
     def _run_panel(
         self,
