@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 import time
@@ -10,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
+import torch
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -51,70 +53,42 @@ def runs(device: str) -> list[workers.Run]:
 @click.option("--json", "out", type=click.Path(path_type=Path), help="Write every number here, too.")
 def main(vllm_python: Path | None, sglang_python: Path | None, full: bool, out: Path | None) -> None:
     """Serve SmolLM2-135M-Instruct with the real engines and hold every backend against transformers in fp32."""
-    import torch
-
     pythons = {k: p.absolute() for k, p in (("vllm", vllm_python), ("sglang", sglang_python)) if p}
     if not pythons:
         raise click.UsageError("name the environment of at least one engine")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = "bfloat16" if device == "cuda" else "float32"
+    served = {"device": device, "dtype": "bfloat16" if device == "cuda" else "float32"}
     planned = [run for run in runs(device) if run.engine in pythons]
     folder = Path(tempfile.mkdtemp(prefix="fa4-demo-"))
     console = Console()
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("the model", total=2 + len(planned))
-        began = time.perf_counter()
-
-        def say(what: str) -> None:
-            progress.update(task, description=what)
-            if not console.is_terminal:  # a log shows no bar
-                print(f"{time.perf_counter() - began:6.0f} s  {what}", flush=True)
-
-        say("the model")
+    with Steps(console, 2 + len(planned)) as steps:
+        steps.say("the model")
         path = model.prepare()
-        asked = prompts.make(path, prompts.FULL if full else prompts.DEFAULT)
-        progress.advance(task)
-        say("the reference: transformers in fp32")
-        everyone = [p for wave in asked["waves"] for p in wave]
-        inner = progress.add_task("greedy tokens", total=len(everyone))
-        reference = Reference(path)
-        reference_began = time.perf_counter()
-        answers = reference.greedy(
-            [p["tokens"] for p in everyone], asked["new_tokens"], lambda: progress.advance(inner)
-        )
-        took = time.perf_counter() - reference_began
-        greedy = {p["name"]: tokens for p, tokens in zip(everyone, answers)}
-        progress.remove_task(inner)
-        progress.advance(task)
+        job = prompts.make(path, prompts.FULL if full else prompts.DEFAULT) | served | {"model": str(path)}
+        steps.done()
+        steps.say("the reference: transformers in fp32")
+        reference = Reference(path, [p for wave in job["waves"] for p in wave], job["new_tokens"], steps.say)
+        steps.done()
         rows: list[checks.Row] = []
         for run in planned:
-            job = asked | {"model": str(path), "device": device, "dtype": dtype, "ours": run.ours}
-            job |= run.options
-            say(run.name)
+            steps.say(run.name)
+            task = job | {"ours": run.ours} | run.options
+            where = folder / re.sub(r"\W+", "-", run.name)
+
+            def say(line: str, name: str = run.name) -> None:
+                steps.say(f"{name}: {line}")
+
             try:
-                result = workers.work(
-                    run, pythons[run.engine], job, folder / run.name.replace(", ", "-").replace(" ", "-"),
-                    lambda line, name=run.name: say(f"{name}: {line}"),
-                )  # fmt: skip
+                result = workers.work(run, pythons[run.engine], task, where, say)
             except workers.WorkerError as error:
-                progress.stop()
+                steps.stop()
                 console.print(str(error), markup=False, highlight=False)
                 sys.exit(1)
-            tokens = {p["name"]: p["tokens"] for p in everyone}
-            logs = {o["name"]: reference.logprobs(tokens[o["name"]], o["tokens"]) for o in result["outputs"]}
-            row = checks.measure(result, job, greedy, logs)
-            own = next((r for r in rows if r.result["engine"] == result["engine"] and not r.ours), row)
-            checks.judge(row, own, job)
+            row = checks.measure(result, task, reference.answers, reference.logprobs(result["outputs"]))
+            checks.judge(row, next((r for r in rows if r.result["engine"] == result["engine"]), row), task)
             rows.append(row)
-            progress.advance(task)
-    show(console, rows, device, dtype, took, asked)
+            steps.done()
+    show(console, rows, job, reference.seconds)
     if out:
         out.write_text(json.dumps([asdict(row) for row in rows], indent=1))
     failures = [f"{r.result['engine']} {r.result['backend']}: {f}" for r in rows for f in r.failures]
@@ -124,14 +98,41 @@ def main(vllm_python: Path | None, sglang_python: Path | None, full: bool, out: 
     sys.exit(bool(failures))
 
 
-def show(console: Console, rows: list[checks.Row], device: str, dtype: str, took: float, asked: dict) -> None:
+class Steps(Progress):
+    """A progress bar over the demo's steps; in a log, which shows no bar, a line for each thing that begins."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        bar = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        super().__init__(*bar, console=console, disable=not console.is_terminal)
+        self._task, self._began = self.add_task("", total=total), time.perf_counter()
+
+    def say(self, what: str) -> None:
+        """What is going on now."""
+        self.update(self._task, description=what)
+        if self.disable:
+            print(f"{time.perf_counter() - self._began:6.0f} s  {what}", flush=True)
+
+    def done(self) -> None:
+        """One step is over."""
+        self.advance(self._task)
+
+
+def show(console: Console, rows: list[checks.Row], job: dict, reference_seconds: float) -> None:
     """The table."""
-    count, new = sum(map(len, asked["waves"])), asked["new_tokens"]
+    count = sum(map(len, job["waves"]))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("engine", "backend", "kernel", "greedy\nequal", "mean, max\n|dlogprob|", "seconds",
                  "layers", "tokens through\nprefill()", "holds"):  # fmt: skip
         table.add_column(name)
-    table.add_row("transformers", "eager, fp32", "-", f"{count}/{count}", "0, 0", f"{took:.1f}", "", "-", "")
+    table.add_row(
+        "transformers", "eager, fp32", "-", f"{count}/{count}", "0, 0", f"{reference_seconds:.1f}", "", "-", ""
+    )
     for row in rows:
         r = row.result
         table.add_row(
@@ -147,7 +148,10 @@ def show(console: Console, rows: list[checks.Row], device: str, dtype: str, took
         )
     if not console.is_terminal:
         console = Console(width=140)  # a log has no width of its own
-    console.print(f"SmolLM2-135M-Instruct on {device} in {dtype}, {count} prompts, {new} new tokens each", style="bold")
+    title = (
+        f"SmolLM2-135M-Instruct on {job['device']} in {job['dtype']}, {count} prompts, {job['new_tokens']} new tokens"
+    )
+    console.print(f"{title} each", style="bold")
     console.print(table)
 
 

@@ -51,6 +51,7 @@ def judge(row: Row, own: Row, job: dict) -> None:
     wanted = [p["name"] for wave in job["waves"] for p in wave]
     if [o["name"] for o in outputs] != wanted or any(len(o["tokens"]) != job["new_tokens"] for o in outputs):
         fail(f"not every prompt got its {job['new_tokens']} tokens")
+        return
     _judge_scheduling(row, job)
     counted = sum(row.by_kernel.values())
     if not row.ours and counted:
@@ -60,7 +61,7 @@ def judge(row: Row, own: Row, job: dict) -> None:
         if counted != expected:
             fail(f"{counted} tokens went through prefill(), {expected} were scheduled ({result['layers']} layers)")
         if row.mean > 2 * own.mean:
-            fail(f"mean |dlogprob| {row.mean:.2e} is over twice the engine's own {own.mean:.2e}")
+            fail(f"mean |dlogprob| {row.mean:.2e} is over twice {own.mean:.2e}, the engine's own")
         if job["dtype"] == "float32" and row.mean > FP32_LIMIT:
             fail(f"mean |dlogprob| {row.mean:.2e} is over {FP32_LIMIT} in fp32")
     if job["device"] == "cpu" and job["dtype"] == "float32" and row.equal != len(outputs):
@@ -70,15 +71,20 @@ def judge(row: Row, own: Row, job: dict) -> None:
 def _judge_scheduling(row: Row, job: dict) -> None:
     """Prefix hits and chunks: a run without them would not have tried what it claims."""
     result = row.result
+    lengths = {p["name"]: len(p["tokens"]) for wave in job["waves"] for p in wave}
+    owed = sum(lengths[o["name"]] - o["cached"] for o in result["outputs"])
+    if result["scheduled_prefill"] != owed:
+        row.failures.append(
+            f"{result['scheduled_prefill']} prompt tokens were scheduled, the answers account for {owed}"
+        )
     followers = [p["name"] for p in job["waves"][1]]
     cached = {o["name"]: o["cached"] for o in result["outputs"]}
     # A hit ends at a whole page, and a page that the prefixes share only in part is not one.
     least = job["shared_tokens"] - result["page_size"]
     for name in followers:
-        if not least <= cached[name] <= job["shared_tokens"] + result["page_size"]:
+        if not least < cached[name] <= job["shared_tokens"]:
             row.failures.append(f"{name} found {cached[name]} tokens in the prefix cache, not {job['shared_tokens']}")
-    longest = max(len(p["tokens"]) for wave in job["waves"] for p in wave)
-    steps = -(-longest // job["chunk"])
+    steps = -(-max(lengths.values()) // job["chunk"])
     if result["prefill_chunks"][0] < steps:
         row.failures.append(f"the longest prompt came in {result['prefill_chunks'][0]} chunks, not {steps} or more")
     if result["largest_step"] > job["chunk"]:

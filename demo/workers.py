@@ -79,9 +79,9 @@ def work(run: Run, python: Path, job: dict, folder: Path, say: Callable[[str], N
     if run.engine == "sglang":
         result |= _sglang_steps(log)
     decoded = sum(len(o["tokens"]) - 1 for o in result["outputs"])
-    prompts = {p["name"]: len(p["tokens"]) for wave in job["waves"] for p in wave}
-    prefilled = sum(prompts[o["name"]] - o["cached"] for o in result["outputs"])
-    result["through_us"] = prefilled + decoded * run.decode_ours
+    if "scheduled" in result:  # vLLM's scheduler was watched; it counts both phases together
+        result["scheduled_prefill"] = result["scheduled"] - decoded
+    result["through_us"] = result["scheduled_prefill"] + decoded * run.decode_ours
     return result
 
 
