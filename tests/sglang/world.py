@@ -160,7 +160,8 @@ class World:
                 r.v = [torch.cat([t[:before], v[mine]]) if j == i else t for j, t in enumerate(r.v)]
                 wanted = dense(q[mine], r.k[i], r.v[i], block)
                 if n:
-                    worst = max(worst, float((out[mine].view(n, Q_HEADS, DIM) - wanted).abs().max()))
+                    far = (out[mine].view(n, Q_HEADS, DIM) - wanted).abs().nan_to_num(math.inf)  # max() drops a NaN
+                    worst = max(worst, float(far.max()))
                 at += n
         return worst
 
