@@ -1,10 +1,10 @@
 """Counters that another process can read, even after this one was killed."""
 
+import os
 import signal
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from fa4_core import counters
@@ -12,8 +12,7 @@ from fa4_core import counters
 
 @pytest.fixture(autouse=True)
 def own_table(monkeypatch):
-    monkeypatch.setattr(counters, "_table", np.zeros(counters._ROOM, counters._RECORD))
-    monkeypatch.setattr(counters, "_index", {})
+    monkeypatch.setattr(counters, "_counts", counters._Counts())
 
 
 def test_add_and_reset():
@@ -41,6 +40,30 @@ def test_a_killed_process_leaves_its_counts(tmp_path, monkeypatch):
     [found] = counters.read_published()
     assert (found.engine, found.pid, found.alive) == ("some-engine", process.pid, False)
     assert found.counters == {"before": 3, "after": 4}
+
+
+def test_publishing_again_changes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("FA4_STATS_DIR", str(tmp_path))
+    first = counters.publish("engine")
+    counters.add("a")
+    assert counters.publish("engine") == first
+    counters.add("a")
+    [found] = counters.read_published()
+    assert found.counters == counters.stats() == {"a": 2}
+
+
+def test_a_forked_child_counts_for_itself(tmp_path, monkeypatch):
+    monkeypatch.setenv("FA4_STATS_DIR", str(tmp_path))
+    counters.publish("parent")
+    counters.add("a", 5)
+    child = os.fork()
+    if child == 0:
+        counters.add("a", 100)
+        counters.publish("child")
+        os._exit(0)
+    os.waitpid(child, 0)
+    found = {p.engine: p.counters for p in counters.read_published()}
+    assert found == {"parent": {"a": 5}, "child": {"a": 100}}
 
 
 def test_a_directory_that_cannot_be_written_is_survived(tmp_path, monkeypatch):

@@ -9,7 +9,6 @@ os.environ["FA4_VLLM_CPU"] = "1"
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine in this process, where a test can look
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
 
-import numpy as np
 import pytest
 
 from fa4_core import counters
@@ -19,8 +18,7 @@ from fa4_core import counters
 def _own_counters(tmp_path, monkeypatch):
     """Counters that start at zero and are published to a folder of the test's own."""
     monkeypatch.setenv("FA4_STATS_DIR", str(tmp_path / "counters"))
-    monkeypatch.setattr(counters, "_table", np.zeros_like(np.asarray(counters._table)))
-    monkeypatch.setattr(counters, "_index", {})
+    monkeypatch.setattr(counters, "_counts", counters._Counts())
 
 
 @pytest.fixture

@@ -21,8 +21,35 @@ _RECORD = np.dtype([("name", "S56"), ("value", "<i8")])
 _ROOM = 256  # names; a kernel has four or five
 _SUFFIX = ".counters"
 
-_table: np.ndarray = np.zeros(_ROOM, _RECORD)
-_index: dict[str, int] = {}
+
+class _Counts:
+    """One process's counts, and the file they lie in once published."""
+
+    def __init__(self) -> None:
+        self.table: np.ndarray = np.zeros(_ROOM, _RECORD)
+        self.rows: dict[str, int] = {}
+        self.file: Path | None = None
+
+    def row(self, name: str) -> int:
+        at = self.rows.get(name)
+        if at is None:
+            if len(name.encode()) > _RECORD["name"].itemsize or len(self.rows) == _ROOM:
+                raise bad("counter name", repr(name), f"56 bytes at most, {_ROOM} names at most")
+            at = self.rows[name] = len(self.rows)
+            self.table["name"][at] = name.encode()
+        return at
+
+
+_counts = _Counts()
+
+
+def _begin_anew() -> None:
+    """In a forked child, which would otherwise go on counting in its parent's file."""
+    global _counts
+    _counts = _Counts()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 def add(name: str, n: int = 1) -> None:
@@ -31,18 +58,7 @@ def add(name: str, n: int = 1) -> None:
     Raises:
         ValueError: A name over 56 bytes, or more names than there is room for.
     """
-    at = _index.get(name)
-    if at is None:
-        at = _new(name)
-    _table["value"][at] += n
-
-
-def _new(name: str) -> int:
-    if len(name.encode()) > _RECORD["name"].itemsize or len(_index) == _ROOM:
-        raise bad("counter name", repr(name), f"56 bytes at most, {_ROOM} names at most")
-    at = _index[name] = len(_index)
-    _table["name"][at] = name.encode()
-    return at
+    _counts.table["value"][_counts.row(name)] += n
 
 
 def count_call(kernel: str, load_path: str, query_tokens: int, num_splits: int) -> None:
@@ -56,12 +72,12 @@ def count_call(kernel: str, load_path: str, query_tokens: int, num_splits: int) 
 
 def stats() -> dict[str, int]:
     """All counters of this process, by name."""
-    return _read(_table)
+    return _read(_counts.table)
 
 
 def reset() -> None:
     """Set all counters of this process to zero."""
-    _table["value"][:] = 0
+    _counts.table["value"][:] = 0
 
 
 def _read(table: np.ndarray) -> dict[str, int]:
@@ -84,7 +100,8 @@ def publish(engine: str) -> Path | None:
     Returns:
         The file, or None where the directory cannot be written: counting goes on in memory.
     """
-    global _table
+    if _counts.file is not None:
+        return _counts.file  # again, as for a second model in one server: its counts are this process's, too
     path = directory() / f"{engine}-{os.getpid()}{_SUFFIX}"
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -92,8 +109,8 @@ def publish(engine: str) -> Path | None:
         mapped = np.memmap(path, _RECORD, mode="w+", shape=(_ROOM,))
     except OSError:
         return None
-    mapped[:] = _table
-    _table = mapped
+    mapped[:] = _counts.table
+    _counts.table, _counts.file = mapped, path
     return path
 
 
