@@ -1,4 +1,4 @@
-"""What the engines' suites share: a small model on disk, and what transformers makes of it."""
+"""What the suites share: counters of a test's own, a small model on disk, and what transformers makes of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from fa4_core import counters
+
 Answers = list[tuple[list[int], list[float]]]
+
+
+@pytest.fixture(autouse=True)
+def _own_counters(tmp_path, monkeypatch):
+    """Counters that start at zero and are published to a folder of the test's own."""
+    monkeypatch.setenv("FA4_STATS_DIR", str(tmp_path / "counters"))
+    monkeypatch.setattr(counters, "_counts", counters._Counts())
 
 
 @pytest.fixture(scope="session")

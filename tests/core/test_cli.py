@@ -114,7 +114,6 @@ def test_explain_reads_a_models_layers(run, tmp_path):
 def test_stats_reads_what_a_server_published(run, tmp_path, monkeypatch):
     monkeypatch.setenv("FA4_STATS_DIR", str(tmp_path))
     assert "No running process" in run("stats").output
-    monkeypatch.setattr(counters, "_counts", counters._Counts())
     counters.publish("vllm")
     counters.add("prefill.calls.some-kernel", 7)
     [process] = json.loads(run("stats", "--json").output)

@@ -10,11 +10,6 @@ import pytest
 from fa4_core import counters
 
 
-@pytest.fixture(autouse=True)
-def own_table(monkeypatch):
-    monkeypatch.setattr(counters, "_counts", counters._Counts())
-
-
 def test_add_and_reset():
     counters.add("a")
     counters.add("a", 4)

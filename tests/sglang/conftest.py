@@ -15,9 +15,8 @@ plugin.register()
 
 
 @pytest.fixture(autouse=True)
-def _own_counters(tmp_path, monkeypatch):
-    """Counters published to a folder of the test's own, a start line for each backend."""
-    monkeypatch.setenv("FA4_STATS_DIR", str(tmp_path / "counters"))
+def _own_start(monkeypatch):
+    """A start line and a warning of the test's own: both are said once a process."""
     from fa4_sglang import backend, compat
 
     backend._started.clear()

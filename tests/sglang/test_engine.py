@@ -30,39 +30,9 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="settings are 
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    """Two layers of random weights large enough that attention decides the tokens; SGLang's dummy weights are not."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=128, intermediate_size=256, num_hidden_layers=LAYERS, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=32, vocab_size=VOCABULARY, max_position_embeddings=2048,
-        initializer_range=0.15, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    folder = tmp_path_factory.mktemp("model")
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def expected(model) -> list[tuple[list[int], list[float]]]:
+def expected(greedy) -> list[tuple[list[int], list[float]]]:
     """Greedy tokens and their log-probabilities, from transformers in fp32."""
-    from transformers import LlamaForCausalLM
-
-    llama = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
-    answers = []
-    with torch.inference_mode():
-        for prompt in PROMPTS:
-            tokens, logprobs, cache, inputs = [], [], None, prompt
-            for _ in range(NEW_TOKENS):
-                out = llama(torch.tensor([inputs]), past_key_values=cache, use_cache=True, logits_to_keep=1)
-                logs = torch.log_softmax(out.logits[0, -1].double(), -1)
-                tokens.append(int(logs.argmax()))
-                logprobs.append(float(logs.max()))
-                cache, inputs = out.past_key_values, tokens[-1:]
-            answers.append((tokens, logprobs))
-    return answers
+    return greedy(PROMPTS, NEW_TOKENS)
 
 
 @dataclass
@@ -134,9 +104,9 @@ def check(served: Served, expected: list[tuple[list[int], list[float]]], page_si
     assert counted["prefill.calls.reference"] == LAYERS * counted["sglang.steps"]
 
 
-def test_both_phases_on_slots_of_one_token_with_mixed_batches(model, expected, tmp_path):
+def test_both_phases_on_slots_of_one_token_with_mixed_batches(llama, expected, tmp_path):
     asked = [False, True, False, True]  # SGLang mixes no batch with a request that asks for logprobs
-    served = serve(model, tmp_path, asked, page_size=1, attention_backend="fa-cute", enable_mixed_chunk=True)
+    served = serve(llama, tmp_path, asked, page_size=1, attention_backend="fa-cute", enable_mixed_chunk=True)
     check(served, expected, page_size=1)
     decoded = len(PROMPTS) * (NEW_TOKENS - 1)
     assert served.counters["sglang.scheduled_tokens"] == served.new_prompt_tokens + decoded
@@ -145,9 +115,9 @@ def test_both_phases_on_slots_of_one_token_with_mixed_batches(model, expected, t
     assert in_prefill > served.new_prompt_tokens
 
 
-def test_prefill_on_pages_of_16_beside_another_backends_decode(model, expected, tmp_path):
+def test_prefill_on_pages_of_16_beside_another_backends_decode(llama, expected, tmp_path):
     served = serve(
-        model, tmp_path, [True] * len(WAVES), page_size=16,
+        llama, tmp_path, [True] * len(WAVES), page_size=16,
         prefill_attention_backend="fa-cute", decode_attention_backend="torch_native",
     )  # fmt: skip
     check(served, expected, page_size=16)

@@ -11,15 +11,6 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
 
 import pytest
 
-from fa4_core import counters
-
-
-@pytest.fixture(autouse=True)
-def _own_counters(tmp_path, monkeypatch):
-    """Counters that start at zero and are published to a folder of the test's own."""
-    monkeypatch.setenv("FA4_STATS_DIR", str(tmp_path / "counters"))
-    monkeypatch.setattr(counters, "_counts", counters._Counts())
-
 
 @pytest.fixture
 def config(llama):
