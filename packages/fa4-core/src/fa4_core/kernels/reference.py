@@ -226,7 +226,7 @@ class Masks:
         if key not in self._known:
             positions = torch.arange(first, first + TILE_Q, device=self._device)[:, None, None]
             keys = torch.arange(first_key, first_key + TILE_K, device=self._device)
-            hidden = keys >= request.kv_len
+            hidden = (keys >= request.kv_len).expand(TILE_Q, 1, TILE_K)
             if right is not None:
                 hidden = hidden | (keys > positions + right)
             if left is not None:
@@ -236,34 +236,32 @@ class Masks:
 
 
 class QueryTile:
-    """The running softmax of up to TILE_Q positions, all heads: [kv_heads, TILE_Q * ratio, ...] in fp32."""
+    """The running softmax of up to TILE_Q positions, all heads, in fp32.
+
+    Products are of the whole tile, [kv_heads, TILE_Q * ratio, ...]; what goes row by row is done for its live rows
+    alone, those that hold queries: one in 16 of a decode tile.
+    """
 
     def __init__(self, spec: LayerSpec, request: Request, start: int, stop: int, q: torch.Tensor, scale: float) -> None:
         self._spec, self._request = spec, request
-        self._tile = start - start % TILE_Q
         self._start, self._stop = start, stop
-        rows = TILE_Q * spec.ratio
-        self.q = q.new_zeros((spec.kv_heads, rows, spec.head_dim), dtype=torch.float32)
-        self._mine(self.q).copy_(self._by_kv_head(q[self._q_rows]))
-        self.q.mul_(scale)
-        self.top = self.q.new_full((spec.kv_heads, rows, 1), -math.inf)  # largest score so far
-        self.total = self.q.new_zeros((spec.kv_heads, rows, 1))  # sum of exp(score - top)
-        self.acc = self.q.new_zeros((spec.kv_heads, rows, spec.head_dim_v))
-
-    @property
-    def _q_rows(self) -> slice:
-        """The tile's rows of q and out."""
-        shift = self._request.row - self._request.first
-        return slice(self._start + shift, self._stop + shift)
-
-    def _mine(self, t: torch.Tensor) -> torch.Tensor:
-        """The rows of a tile-shaped tensor that hold queries, as [kv_heads, n, ratio, ...]."""
-        whole = self._by_position(t)
-        return whole[:, self._start - self._tile : self._stop - self._tile]
+        self._first = start - start % TILE_Q
+        self._positions = slice(start - self._first, stop - self._first)
+        self._live = slice(self._positions.start * spec.ratio, self._positions.stop * spec.ratio)
+        shift = request.row - request.first
+        self._rows = slice(start + shift, stop + shift)  # of q and out
+        whole = (spec.kv_heads, TILE_Q * spec.ratio)
+        self._q = q.new_zeros((*whole, spec.head_dim), dtype=torch.float32)
+        mine = self._q[:, self._live]
+        self._by_position(mine).copy_(self._by_kv_head(q[self._rows]))
+        mine.mul_(scale)
+        self._acc = self._q.new_zeros((*whole, spec.head_dim_v))
+        self._top = self._q.new_full((*mine.shape[:2], 1), -math.inf)  # largest score so far, of live rows
+        self._total = self._q.new_zeros((*mine.shape[:2], 1))  # sum of exp(score - top), likewise
 
     def _by_position(self, t: torch.Tensor) -> torch.Tensor:
-        """[kv_heads, TILE_Q * ratio, ...] as [kv_heads, TILE_Q, ratio, ...]."""
-        return t.view(t.shape[0], TILE_Q, self._spec.ratio, -1)
+        """Live rows [kv_heads, n * ratio, ...] as [kv_heads, n, ratio, ...]."""
+        return t.view(t.shape[0], -1, self._spec.ratio, t.shape[-1])
 
     def _by_kv_head(self, t: torch.Tensor) -> torch.Tensor:
         """[n, q_heads, d] as [kv_heads, n, ratio, d]."""
@@ -274,34 +272,36 @@ class QueryTile:
         low, high = self._request.keys(self._start, self._stop - 1)
         if high <= first_key or low >= first_key + TILE_K:
             return
-        scores = torch.bmm(self.q, tile.k.transpose(1, 2))  # [kv_heads, TILE_Q * ratio, TILE_K]
+        scores = torch.bmm(self._q, tile.k.transpose(1, 2))  # [kv_heads, TILE_Q * ratio, TILE_K]
+        live = scores[:, self._live]
         if softcap > 0:
-            scores.div_(softcap).tanh_().mul_(softcap)
-        hidden = masks(self._request, self._tile, first_key)
+            live.div_(softcap).tanh_().mul_(softcap)
+        hidden = masks(self._request, self._first, first_key)
         if hidden is not None:
-            self._by_position(scores).masked_fill_(hidden, -math.inf)
-        top = torch.maximum(self.top, scores.amax(-1, keepdim=True))
+            self._by_position(live).masked_fill_(hidden[self._positions], -math.inf)
+        top = torch.maximum(self._top, live.amax(-1, keepdim=True))
         base = top.clamp_min(LOWEST)  # a row that sees nothing yet: exp(-inf), not exp(-inf + inf)
-        decay = torch.exp(self.top - base)
-        scores.sub_(base).exp_()
-        self.total.mul_(decay).add_(scores.sum(-1, keepdim=True))
-        self.acc.mul_(decay).baddbmm_(scores, tile.v)
-        self.top = top
+        decay = torch.exp(self._top - base)
+        live.sub_(base).exp_()
+        self._total.mul_(decay).add_(live.sum(-1, keepdim=True))
+        self._acc[:, self._live].mul_(decay)
+        self._acc.baddbmm_(scores, tile.v)
+        self._top = top
 
     def store(self, sinks: torch.Tensor | None, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         """Divide, and write the rows of out and lse."""
-        top, total, acc = self.top, self.total, self.acc
+        top, total, acc = self._top, self._total, self._acc[:, self._live]
         if sinks is not None:
-            sink = sinks.float().view(self._spec.kv_heads, 1, self._spec.ratio)
-            sink = sink.expand(-1, TILE_Q, -1).reshape(top.shape)
+            n = self._stop - self._start
+            sink = sinks.float().view(self._spec.kv_heads, 1, self._spec.ratio).expand(-1, n, -1).reshape(top.shape)
             with_sink = torch.maximum(top, sink)
-            base = with_sink.masked_fill(with_sink == -math.inf, 0.0)
+            base = with_sink.clamp_min(LOWEST)
             decay = torch.exp(top - base)
             acc, total, top = acc * decay, total * decay + torch.exp(sink - base), with_sink
         empty = total == 0
         result = acc / total.masked_fill(empty, 1.0)
-        self._by_kv_head(out[self._q_rows]).copy_(self._mine(result))
+        self._by_kv_head(out[self._rows]).copy_(self._by_position(result))
         if lse is not None:
             logs = torch.where(empty, -math.inf, top + torch.log(total))
-            per_head = lse.view(self._spec.kv_heads, self._spec.ratio, -1)[:, :, self._q_rows]
-            per_head.copy_(self._mine(logs).squeeze(-1).transpose(1, 2))
+            per_head = lse.view(self._spec.kv_heads, self._spec.ratio, -1)[:, :, self._rows]
+            per_head.copy_(self._by_position(logs).squeeze(-1).transpose(1, 2))
