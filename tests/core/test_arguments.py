@@ -5,7 +5,18 @@ import dataclasses
 import pytest
 import torch
 
-from fa4_core import LayerSpec, PrefillBatch, UnsupportedError, merge_states, prefill
+from fa4_core import (
+    Capacity,
+    LayerSpec,
+    PrefillBatch,
+    Question,
+    Target,
+    UnsupportedError,
+    explain,
+    merge_states,
+    plan,
+    prefill,
+)  # fmt: skip
 from fa4_core.page_table import from_block_table, from_token_slots
 from fa4_core.testing import make_step
 
@@ -55,6 +66,9 @@ GOOD = {"cu_seqlens_q": i32(0, 5, 8), "kv_lens": i32(20, 3), "page_table": i32([
         ("kv_lens", i32(20, 3, 4), "cu_seqlens_q was of shape .3.; allowed: .4."),
         ("kv_lens", i32(20, 33), r"kv_lens\[1\] was 33; allowed: at most 32"),
         ("kv_lens", i32(20, -1), r"kv_lens\[1\] was -1; allowed: at least 0"),
+        ("cu_seqlens_q", i32(0, 2**31 - 1, -(2**31) + 1), "cu_seqlens_q was decreasing after request 1"),
+        ("host_q_lens", [5.9, 3.0], "host_q_lens was a list of float64; allowed: integers"),
+        ("host_q_lens", [None, 3], "host_q_lens was a list of object; allowed: integers"),
         ("cu_seqlens_q", i32(1, 5, 8), r"cu_seqlens_q\[0\] was 1; allowed: 0"),
         ("cu_seqlens_q", i32(0, 5, 4), "cu_seqlens_q was decreasing after request 1; allowed"),
         ("page_table", i32(1, 2), "page_table was torch.int32 of shape .2.; allowed: int32 with 2 dimensions"),
@@ -86,13 +100,13 @@ CALLS = {
     "k dtype": ({"k_pages": torch.zeros(9, 16, 2, 16).bfloat16()}, "k_pages was torch.bfloat16; allowed"),
     "v pages": ({"v_pages": torch.zeros(8, 16, 2, 16)}, "v_pages was of shape"),
     "pool size": (dict.fromkeys(("k_pages", "v_pages"), torch.zeros(2, 16, 2, 16)), "page_table was 1 to 3; allowed"),
-    "scale": ({"scale": float("nan")}, "scale was nan; allowed: a finite number"),
+    "scale": ({"scale": float("nan")}, "scale was nan; allowed: a number that float32 holds"),
     "softcap": ({"softcap": 30.0}, "softcap was 30.0; allowed: 0, since spec.softcap is off"),
     "softcap sign": ({"softcap": -1.0}, "softcap was -1.0; allowed"),
     "sinks": ({"sinks": torch.zeros(4)}, "sinks was a tensor; allowed: what spec.sinks"),
     "out shape": ({"out": torch.full((8, 4, 8), torch.nan)}, "out was of shape"),
     "out dtype": ({"out": torch.full((8, 4, 16), torch.nan).half()}, "out was torch.float16"),
-    "out overlap": ({"out": torch.full((1, 4, 16), torch.nan).expand(8, 4, 16)}, "out was of strides"),
+    "out overlap": ({"out": torch.full((1, 4, 16), torch.nan).expand(8, 4, 16)}, "out was of shape .* and strides"),
     "lse": ({"lse": torch.full((8, 4), torch.nan)}, r"lse was of shape \[8, 4\]; allowed: \[q_heads, total_q\]"),
     "kernel": ({"kernel": "fast"}, "kernel was 'fast'; allowed: reference"),
 }  # fmt: skip
@@ -150,6 +164,34 @@ def test_merge():
         merge_states([out, out.half()], [lse, lse])
     with pytest.raises(ValueError, match=r"lses\[0\] was torch.float32 \[3, 2\]"):
         merge_states([out], [lse.t()])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda step: prefill(step.q, step.k_pages, step.v_pages, SPEC, step.batch), "batch was a LayerSpec; allowed"),
+        (lambda step: plan(step.batch, None), "spec was a NoneType; allowed: a LayerSpec"),
+        (lambda step: plan(step.batch, SPEC, invariant="no"), "invariant was a str; allowed: a bool"),
+        (lambda step: plan(step.batch, SPEC, capacity=(1, 2, 3)), "capacity was a tuple; allowed: a Capacity"),
+        (lambda step: plan(step.batch, SPEC).refresh(None), "batch was a NoneType"),
+        (lambda step: Capacity(float("nan"), 1, 1), "requests was nan; allowed: an int"),
+        (lambda step: explain(None), "question was a NoneType; allowed: a Question"),
+        (lambda step: Question(SPEC, 0, Target("cpu")), "page_size was 0; allowed: None"),
+        (lambda step: Target.of("cpu"), "device was a str; allowed: a device"),
+        (lambda step: merge_states(torch.zeros(1), []), "outs was a Tensor; allowed: a list or tuple"),
+        (lambda step: merge_states([torch.zeros(1, 1, 1).int()], [torch.zeros(1, 1)]), "outs.0. was torch.int32"),
+        (lambda step: from_block_table([[1]]), "block_table was a list; allowed: a Tensor"),
+        (lambda step: from_token_slots(torch.zeros(2, 2), torch.tensor([1]), page_size=1, max_kv_len=1), "slots was"),
+        (lambda step: step.batch.with_pages(step.batch.page_table, page_size=0), "page_size was 0"),
+    ],
+)
+def test_the_wrong_kind_of_thing(step, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(step)
+
+
+def test_block_ids_that_int32_does_not_hold_turn_into_no_page():
+    assert from_block_table(torch.tensor([[2**32 + 5, 7]])).tolist() == [[-1, 7]]
 
 
 def test_errors_survive_the_way_between_processes():

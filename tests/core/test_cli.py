@@ -89,7 +89,7 @@ def test_explain_refuses_nonsense(run, words, message):
 
 def test_explain_reads_a_models_layers(run, tmp_path):
     config = {
-        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
         "num_attention_heads": 64,
         "num_key_value_heads": 8,
         "num_hidden_layers": 4,

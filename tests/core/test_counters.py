@@ -68,3 +68,28 @@ def test_a_directory_that_cannot_be_written_is_survived(tmp_path, monkeypatch):
     assert counters.publish("engine") is None
     counters.add("a")
     assert counters.stats() == {"a": 1}
+
+
+@pytest.mark.parametrize("engine", ["", "../x", "a/b", "a\0b", None])
+def test_an_engine_is_a_word(engine):
+    with pytest.raises(ValueError, match="engine was"):
+        counters.publish(engine)
+
+
+def test_whatever_else_lies_in_the_directory_is_passed_over(tmp_path, monkeypatch):
+    monkeypatch.setenv("FA4_STATS_DIR", str(tmp_path))
+    size = counters._ROOM * counters._RECORD.itemsize
+    (tmp_path / "foo.counters").write_bytes(bytes(size))
+    (tmp_path / "vllm-99999999999999999999.counters").write_bytes(bytes(size))
+    (tmp_path / "vllm-1.counters").write_text("hello")
+    (tmp_path / "vllm-2.counters").mkdir()
+    (tmp_path / "vllm-3.counters").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "vllm-4.counters")
+    for path in tmp_path.iterdir():
+        os.utime(path, (0, 0), follow_symlinks=False)
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / f"engine-{os.getpid()}.counters").symlink_to(victim)
+    assert counters.publish("engine") is not None
+    assert victim.read_text() == "mine"
+    assert [(p.engine, p.alive) for p in counters.read_published()] == [("engine", True)]

@@ -78,3 +78,17 @@ def test_calls_are_counted():
     assert got["prefill.calls.reference"] == 2
     assert got["prefill.query_tokens.reference"] == 16
     assert got["prefill.query_tokens.reference.gather"] == 16
+
+
+def test_refresh_keeps_to_the_page_size():
+    step, other = make_step(SPEC, [5], [9]), make_step(SPEC, [5], [9], page_size=8)
+    ready = plan(step.batch, SPEC)
+    with pytest.raises(ValueError, match="batch was of page size 8 on cpu; allowed: page size 16 on cpu"):
+        ready.refresh(other.batch)
+
+
+def test_a_bound_taken_from_the_old_tables_width_does_not_outlive_it():
+    step = make_step(SPEC, [5], [9])
+    bare = PrefillBatch(step.batch.cu_seqlens_q, step.batch.kv_lens, step.batch.page_table, 16)
+    assert bare.with_pages(bare.page_table[:, :1]).max_kv_len == 16
+    assert step.batch.with_pages(step.batch.page_table[:, :1]).max_kv_len == 9

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from numbers import Real
 
 import torch
 
@@ -10,6 +10,7 @@ from .batch import PrefillBatch
 from .errors import bad
 from .spec import LayerSpec
 
+FLOAT32_MAX = torch.finfo(torch.float32).max
 SINK_DTYPES = (torch.bfloat16, torch.float32)
 
 
@@ -40,9 +41,9 @@ def check_values(
         ValueError: scale, softcap or sinks is not what the spec allows.
     """
     if not _finite(scale):
-        raise bad("scale", repr(scale), "a finite number")
+        raise bad("scale", repr(scale), "a number that float32 holds")
     if not _finite(softcap) or softcap < 0:
-        raise bad("softcap", repr(softcap), "a finite number, at least 0")
+        raise bad("softcap", repr(softcap), "a number that float32 holds, at least 0")
     if spec.softcap != (softcap > 0):
         allowed = "above 0, since spec.softcap is on" if spec.softcap else "0, since spec.softcap is off"
         raise bad("softcap", softcap, allowed)
@@ -52,24 +53,38 @@ def check_values(
         _tensor("sinks", sinks, (spec.q_heads,), "[q_heads]", SINK_DTYPES, device)
 
 
-def check_results(q: torch.Tensor, spec: LayerSpec, out: torch.Tensor | None, lse: torch.Tensor | None) -> None:
+def check_results(
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    spec: LayerSpec,
+    out: torch.Tensor | None,
+    lse: torch.Tensor | None,
+) -> None:
     """Hold the caller's buffers against q and the spec.
 
     Raises:
-        ValueError: out or lse is of another shape, dtype, device or layout, or overlaps itself.
+        ValueError: out or lse is of another shape, dtype, device or layout, or overlaps itself or an input.
     """
     rows = q.shape[0]
+    inputs = {"q": q, "k_pages": k_pages, "v_pages": v_pages}
     if out is not None:
         shape = (rows, spec.q_heads, spec.head_dim_v)
         _tensor("out", out, shape, "[total_q, q_heads, head_dim_v]", spec.dtype, q.device)
-        _writable("out", out)
+        _writable("out", out, inputs)
     if lse is not None:
         _tensor("lse", lse, (spec.q_heads, rows), "[q_heads, total_q]", torch.float32, q.device, any_strides=True)
-        _writable("lse", lse)
+        _writable("lse", lse, inputs if out is None else {**inputs, "out": out})
 
 
 def _finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a number has a value in float32, in which kernels compute."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return abs(float(value)) <= FLOAT32_MAX  # False for NaN, too
+    except OverflowError:
+        return False
 
 
 def _tensor(
@@ -94,6 +109,25 @@ def _tensor(
         raise bad(name, f"of strides {t.stride()}", "a last dimension that is contiguous")
 
 
-def _writable(name: str, t: torch.Tensor) -> None:
-    if any(n > 1 and stride == 0 for n, stride in zip(t.shape, t.stride())):
-        raise bad(name, f"of strides {t.stride()}", "a tensor whose elements do not share memory")
+def _writable(name: str, t: torch.Tensor, inputs: dict[str, torch.Tensor]) -> None:
+    reach = 0  # of the elements within one step of the stride at hand
+    for stride, size in sorted((s, n) for n, s in zip(t.shape, t.stride()) if n > 1):
+        if stride <= reach:
+            raise bad(name, f"of shape {list(t.shape)} and strides {t.stride()}", "elements that share no memory")
+        reach += (size - 1) * stride
+    if t.requires_grad and t.is_leaf:
+        raise bad(name, "a leaf that requires grad", "a tensor that may be written: there is no backward pass")
+    if t.is_inference() and not torch.is_inference_mode_enabled():
+        raise bad(name, "made in inference mode, and written outside of it", "a tensor of the mode that is on")
+    for other, source in inputs.items():
+        if source.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() and _meet(t, source):
+            raise bad(name, f"in the memory of {other}", "memory of its own")
+
+
+def _meet(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the bytes from first to last of two tensors meet, each having some."""
+    ends = []
+    for t in (a, b):
+        last = sum((n - 1) * s for n, s in zip(t.shape, t.stride()))
+        ends.append((t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size() if t.numel() else t.data_ptr()))
+    return max(ends[0][0], ends[1][0]) < min(ends[0][1], ends[1][1])

@@ -82,7 +82,7 @@ class PrefillBatch:
             raise bad(f"host_{side}_lens", f"on {lens.device}", "a CPU tensor, an array or a sequence of ints")
         if lens is not None:
             # A copy: engines reuse their pinned buffers for the next step while this one still runs.
-            lens = np.array(lens.numpy() if isinstance(lens, torch.Tensor) else lens, dtype=np.int64)
+            lens = _as_int64(f"host_{side}_lens", lens)
             if lens.shape != (self.num_requests,):
                 raise bad(f"host_{side}_lens", f"of shape {list(lens.shape)}", f"[{self.num_requests}]")
             if lens.size and lens.min() < 0:
@@ -95,14 +95,16 @@ class PrefillBatch:
         object.__setattr__(self, f"max_{side}_len", bound if top is None else top)
 
     def _check_values(self) -> None:
-        cu, kv = self.cu_seqlens_q.numpy(), self.kv_lens.numpy()
+        # int64, in which no difference of two int32 wraps.
+        cu, kv = (t.detach().numpy().astype(np.int64) for t in (self.cu_seqlens_q, self.kv_lens))
         q = np.diff(cu)
         if cu[0] != 0:
             raise bad("cu_seqlens_q[0]", cu[0], "0")
         if (q < 0).any():
             raise bad("cu_seqlens_q", f"decreasing after request {int((q < 0).argmax())}", "non-decreasing values")
         if (kv < 0).any():
-            raise bad(f"kv_lens[{int((kv < 0).argmax())}]", kv.min(), "at least 0")
+            i = int((kv < 0).argmax())
+            raise bad(f"kv_lens[{i}]", kv[i], "at least 0")
         pages = self.page_table.shape[1]
         room = pages * self.page_size
         if (kv > room).any():
@@ -143,4 +145,19 @@ class PrefillBatch:
         Raises:
             ValueError: As the constructor.
         """
-        return replace(self, page_table=page_table, page_size=page_size or self.page_size)
+        size = self.page_size if page_size is None else page_size
+        # A bound that came from the old table's width says nothing of the new one.
+        derived = self.host_kv_lens is None and self.max_kv_len == self.page_table.shape[1] * self.page_size
+        bound = None if derived else self.max_kv_len
+        return replace(self, page_table=page_table, page_size=size, max_kv_len=bound)
+
+
+def _as_int64(name: str, lens: HostLengths) -> np.ndarray:
+    """A copy of lengths in any of their forms. Raises ValueError where they are no integers."""
+    try:
+        found = np.array(lens.detach().numpy() if isinstance(lens, torch.Tensor) else lens)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        found = np.array(None)
+    if found.dtype == np.uint64 or (found.size and found.dtype.kind not in "iu"):
+        raise bad(name, f"a {type(lens).__name__} of {found.dtype}", "integers, one a request")
+    return found.astype(np.int64)

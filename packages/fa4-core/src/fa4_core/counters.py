@@ -6,9 +6,13 @@ read a running server's counters at any time without asking the server, even one
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import secrets
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,7 +85,7 @@ def reset() -> None:
 
 
 def _read(table: np.ndarray) -> dict[str, int]:
-    return {r["name"].decode(): int(r["value"]) for r in table if r["name"]}
+    return {r["name"].decode(errors="replace"): int(r["value"]) for r in table if r["name"]}
 
 
 def directory() -> Path:
@@ -98,18 +102,31 @@ def publish(engine: str) -> Path | None:
         engine: A word for the reader, such as "vllm".
 
     Returns:
-        The file, or None where the directory cannot be written: counting goes on in memory.
+        The file, or None where it cannot be written: counting goes on in memory.
+
+    Raises:
+        ValueError: engine is no word of letters, digits, "_", "." and "-".
     """
+    if not isinstance(engine, str) or not re.fullmatch(r"[A-Za-z0-9_.-]+", engine):
+        raise bad("engine", repr(engine), "a word of letters, digits, _ . and -")
     if _counts.file is not None:
         return _counts.file  # again, as for a second model in one server: its counts are this process's, too
     path = directory() / f"{engine}-{os.getpid()}{_SUFFIX}"
+    scratch = path.with_suffix(f".{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _remove_dead(path.parent)
-        mapped = np.memmap(path, _RECORD, mode="w+", shape=(_ROOM,))
+        if settings.stats_dir() is None and path.parent.stat().st_uid != os.getuid():
+            return None  # its name can be guessed, and somebody else was there first
+        _remove_old(path.parent)
+        with os.fdopen(os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600), "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, _counts.table.nbytes)  # a full disk fails here, not at a later count
+            mapped = np.memmap(file, _RECORD, mode="r+", shape=(_ROOM,))
+        mapped[:] = _counts.table
+        scratch.replace(path)
     except OSError:
+        with contextlib.suppress(OSError):
+            scratch.unlink()
         return None
-    mapped[:] = _counts.table
     _counts.table, _counts.file = mapped, path
     return path
 
@@ -128,21 +145,35 @@ def read_published(folder: Path | None = None) -> list[Published]:
     """The counters of every process that published, also of those that have ended since.
 
     Args:
-        folder: Where to look; None is `directory()`.
+        folder: Where to look; None is `directory()`. Whatever else lies there is passed over.
+
+    Raises:
+        OSError: The folder is there and cannot be listed.
     """
     found = []
-    for path in sorted((folder or directory()).glob(f"*{_SUFFIX}")):
-        engine, _, pid = path.name.removesuffix(_SUFFIX).rpartition("-")
-        table = np.fromfile(path, _RECORD)
-        found.append(Published(engine, int(pid), _alive(int(pid)), _read(table)))
+    for path, engine, pid in _files(folder or directory()):
+        try:
+            table = np.fromfile(path, _RECORD)
+        except OSError:  # gone since, or another's
+            continue
+        found.append(Published(engine, pid, _alive(pid), _read(table)))
     return found
 
 
-def _remove_dead(folder: Path) -> None:
+def _files(folder: Path) -> Iterator[tuple[Path, str, int]]:
+    """Regular files of the right name and size, with the engine and the process that they name."""
+    if not folder.exists():
+        return
+    for path in sorted(folder.iterdir()):
+        named = re.fullmatch(rf"(.+)-([1-9]\d{{0,8}}){re.escape(_SUFFIX)}", path.name)
+        if named and not path.is_symlink() and path.is_file() and path.stat().st_size == _ROOM * _RECORD.itemsize:
+            yield path, named[1], int(named[2])
+
+
+def _remove_old(folder: Path) -> None:
     """Files of processes that ended over a day ago; later than that nobody asks for them."""
-    for path in folder.glob(f"*{_SUFFIX}"):
-        pid = path.name.removesuffix(_SUFFIX).rpartition("-")[2]
-        if time.time() - path.stat().st_mtime > 86400 and not _alive(int(pid)):
+    for path, _, pid in list(_files(folder)):
+        if time.time() - path.stat().st_mtime > 86400 and not _alive(pid):
             path.unlink(missing_ok=True)
 
 

@@ -29,3 +29,9 @@ class UnsupportedError(ValueError):
 def bad(argument: str, was: object, allowed: str) -> ValueError:
     """A ValueError that names the argument, what it was and what is allowed."""
     return ValueError(f"{argument} was {was}; allowed: {allowed}")
+
+
+def require(argument: str, value: object, kind: type) -> None:
+    """Raises the ValueError of `bad` where value is not of a kind; for the doors of the public interface."""
+    if not isinstance(value, kind):
+        raise bad(argument, f"a {type(value).__name__}", f"a {kind.__name__}")

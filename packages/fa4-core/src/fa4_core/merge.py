@@ -26,18 +26,21 @@ def merge_states(outs: Sequence[torch.Tensor], lses: Sequence[torch.Tensor]) -> 
     Raises:
         ValueError: None given, a different number of each, or shapes and dtypes that do not agree.
     """
+    for name, parts in (("outs", outs), ("lses", lses)):
+        if not isinstance(parts, Sequence) or not all(isinstance(t, torch.Tensor) for t in parts):
+            raise bad(name, f"a {type(parts).__name__}", "a list or tuple of tensors")
     if not outs or len(outs) != len(lses):
         raise bad("outs and lses", f"{len(outs)} and {len(lses)} parts", "as many of one as of the other, at least 1")
     first = outs[0]
-    if first.dim() != 3:
-        raise bad("outs[0]", f"of shape {list(first.shape)}", "[total_q, q_heads, d_v]")
+    if first.dim() != 3 or not first.is_floating_point():
+        raise bad("outs[0]", _of(first), "floating point [total_q, q_heads, d_v]")
     for i, (out, lse) in enumerate(zip(outs, lses)):
         if out.shape != first.shape or out.dtype != first.dtype or out.device != first.device:
             raise bad(f"outs[{i}]", _of(out), f"{_of(first)}, as outs[0]")
         if lse.shape != (first.shape[1], first.shape[0]) or lse.dtype != torch.float32 or lse.device != first.device:
             raise bad(f"lses[{i}]", _of(lse), f"float32 [q_heads, total_q] = {[first.shape[1], first.shape[0]]}")
-    parts = torch.stack(list(lses))  # [parts, q_heads, total_q]
-    top = parts.amax(0)
+    stacked = torch.stack(list(lses))  # [parts, q_heads, total_q]
+    top = stacked.amax(0)
     base = top.masked_fill(top == -torch.inf, 0.0)
     total = torch.zeros_like(top)
     acc = torch.zeros(first.shape, dtype=torch.float32, device=first.device)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from .errors import bad
+from .errors import bad, require
+
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def from_block_table(block_table: torch.Tensor) -> torch.Tensor:
@@ -19,9 +21,13 @@ def from_block_table(block_table: torch.Tensor) -> torch.Tensor:
     Raises:
         ValueError: Not two dimensions of integers.
     """
-    if block_table.dim() != 2 or block_table.is_floating_point() or block_table.dtype == torch.bool:
+    require("block_table", block_table, torch.Tensor)
+    if block_table.dim() != 2 or block_table.dtype not in INTEGERS:
         raise bad("block_table", f"{block_table.dtype} of shape {list(block_table.shape)}", "integers [B, P]")
     table = block_table.to(torch.int32)
+    if block_table.dtype == torch.int64:
+        # Whatever int32 does not hold is no page; it must not turn into one.
+        table = table.masked_fill_(table != block_table, -1)
     return table if table.shape[1] <= 1 or table.stride(1) == 1 else table.contiguous()
 
 
@@ -40,6 +46,12 @@ def from_token_slots(slots: torch.Tensor, requests: torch.Tensor, *, page_size: 
     Raises:
         ValueError: A wrong shape, or max_kv_len beyond the width of `slots`.
     """
+    for name, t in (("slots", slots), ("requests", requests)):
+        require(name, t, torch.Tensor)
+        if t.dtype not in (torch.int32, torch.int64):
+            raise bad(name, t.dtype, "torch.int32 or torch.int64")
+    require("page_size", page_size, int)
+    require("max_kv_len", max_kv_len, int)
     if slots.dim() != 2 or requests.dim() != 1:
         shapes = f"of shapes {list(slots.shape)} and {list(requests.shape)}"
         raise bad("slots and requests", shapes, "[rows, n] and [B]")

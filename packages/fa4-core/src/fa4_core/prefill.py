@@ -7,11 +7,11 @@ from typing import Literal, overload
 
 import torch
 
-from . import counters
+from . import counters, settings
 from .arguments import check_results, check_tensors, check_values
 from .batch import PrefillBatch
-from .errors import bad
-from .kernels import Kernel, Question, select
+from .errors import bad, require
+from .kernels import Kernel, Question, check_plan, generation, select
 from .spec import LayerSpec
 from .target import Target
 
@@ -29,6 +29,12 @@ class Capacity:
     requests: int
     query_tokens: int
     keys: int
+
+    def __post_init__(self) -> None:
+        for name in ("requests", "query_tokens", "keys"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise bad(name, repr(value), "an int of at least 0")
 
     def check(self, batch: PrefillBatch) -> None:
         """Raises ValueError where the batch's bounds exceed the capacity."""
@@ -51,6 +57,7 @@ class Plan:
         self, batch: PrefillBatch, spec: LayerSpec, kernel: Kernel, invariant: bool, capacity: Capacity | None
     ) -> None:
         self.spec, self.kernel, self.invariant, self.capacity = spec, kernel, invariant, capacity
+        self.batch: PrefillBatch = None  # type: ignore[assignment]  # refresh() sets it
         self.refresh(batch)
 
     def refresh(self, batch: PrefillBatch) -> None:
@@ -62,10 +69,15 @@ class Plan:
         Raises:
             ValueError: The batch exceeds the plan's capacity.
         """
+        require("batch", batch, PrefillBatch)
         if self.capacity is not None:
             self.capacity.check(batch)
-        self._plan = self.kernel.plan(batch, self.spec, invariant=self.invariant)
-        self.batch = batch
+        if self.batch is not None and (batch.page_size, batch.device) != (self.batch.page_size, self.batch.device):
+            was = f"of page size {batch.page_size} on {batch.device}"
+            raise bad("batch", was, f"page size {self.batch.page_size} on {self.batch.device}, as planned")
+        planned = self.kernel.plan(batch, self.spec, invariant=self.invariant)
+        check_plan(self.kernel.name, planned)
+        self._plan, self.batch = planned, batch
 
     @overload
     def run(self, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, *, scale: float | None = ...,
@@ -96,7 +108,7 @@ class Plan:
         check_tensors(q, k_pages, v_pages, batch, spec)
         scale = spec.head_dim**-0.5 if scale is None else scale
         check_values(spec, scale, softcap, sinks, q.device)
-        check_results(q, spec, out, lse)
+        check_results(q, k_pages, v_pages, spec, out, lse)
         if out is None:
             out = q.new_empty((q.shape[0], spec.q_heads, spec.head_dim_v))
         if lse is None and return_lse:
@@ -137,6 +149,11 @@ def plan(
         UnsupportedError: No kernel serves the layer on this device; each kernel's reason is listed.
         ValueError: The batch exceeds the capacity, or no kernel has that name.
     """
+    require("batch", batch, PrefillBatch)
+    require("spec", spec, LayerSpec)
+    require("invariant", invariant, bool)
+    if capacity is not None:
+        require("capacity", capacity, Capacity)
     question = Question(spec, batch.page_size, Target.of(batch.device), invariant)
     return Plan(batch, spec, select(question, kernel), invariant, capacity)
 
@@ -203,7 +220,10 @@ def prefill(
         ValueError: An argument is not as above: named, with what it was and what is allowed. Nothing is written then.
         UnsupportedError: No kernel serves the layer on this device; each kernel's reason is listed.
     """
-    key = (spec, kernel, invariant)
+    require("batch", batch, PrefillBatch)
+    require("spec", spec, LayerSpec)
+    # What select() would answer may change between calls: by another kernel registered, or another one asked for.
+    key = (spec, str(kernel or settings.kernel()), invariant, generation())
     ready = batch._plans.get(key)
     if ready is None:
         ready = batch._plans[key] = plan(batch, spec, kernel=kernel, invariant=invariant)

@@ -76,7 +76,8 @@ class LayerSpec:
         for name, side in zip(("window left", "window right"), window):
             if side is not None and (not isinstance(side, int) or isinstance(side, bool) or side < 0):
                 raise bad(name, repr(side), "None (unbounded) or an int of at least 0")
-        left, right = window
+        # Lengths are int32, so a longer side is no bound; and kernels may add a side to a position.
+        left, right = (None if side is None or side >= 2**31 - 1 else side for side in window)
         if self.causal and right not in (None, 0):
             raise bad("window right", right, "None or 0 in a causal layer")
         if self.causal:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .errors import bad
+from .errors import bad, require
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Target:
         """
         if text == "cpu":
             return cls("cpu")
-        found = re.fullmatch(r"(?:sm_?)?(\d+?)\.?(\d)a?", text)
+        found = re.fullmatch(r"(?:sm_?)?([0-9]+?)\.?([0-9])a?", text) if isinstance(text, str) else None
         if not found:
             raise bad("target", repr(text), "cpu, or a compute capability such as sm_90 or 9.0")
         return cls("cuda", (int(found[1]), int(found[2])))
@@ -40,6 +40,7 @@ class Target:
     @classmethod
     def of(cls, device: torch.device) -> Target:
         """Of a torch device; asks CUDA for its capability once a device."""
+        require("device", device, torch.device)
         if device.type != "cuda":
             return cls(device.type)
         return _of_cuda(device.index if device.index is not None else torch.cuda.current_device())

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 import torch
+from click.core import ParameterSource
 
 from ..errors import UnsupportedError
 from ..kernels import Question, Verdict
@@ -65,6 +66,14 @@ def explain(
     Describe the layer by the options, or name a model's config to ask for each kind of layer that it has. The exit
     status is 1 where a layer is served by no kernel.
     """
+    described = ("q_heads", "kv_heads", "head_dim", "head_dim_v", "causal", "window", "softcap", "sinks")
+    context = click.get_current_context()
+    given = [
+        n for n in (described if model else ("tp",)) if context.get_parameter_source(n) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        words = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise click.UsageError(f"{words} {'with' if model else 'without'} --model, which says what the layers are")
     try:
         if model is not None:
             layers = layers_of(model, tensor_parallel=tp, dtype=DTYPES[dtype] if dtype else None)
@@ -81,7 +90,7 @@ def explain(
                 sinks=sinks,
             )
             layers = {layer: 1}
-        where = Target.parse(target) if target else this_machine()
+        where = Target.parse(target) if target is not None else this_machine()
         answers = {
             Question(spec, page_size, where, invariant): ask(Question(spec, page_size, where, invariant), kernel)
             for spec in layers

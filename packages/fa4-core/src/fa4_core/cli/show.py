@@ -28,6 +28,7 @@ def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[obje
     for row in rows:
         table.add_row(*("-" if cell is None else str(cell) for cell in row))
     console = Console(markup=False, highlight=False)
+    console.width = max(console.width, 40)  # narrower than that, nothing can be read
     console.print(title, style="bold")
     console.print(table)
     console.print()

@@ -20,7 +20,10 @@ def stats(folder: Path | None, ended: bool, as_json: bool) -> None:
 
     Query tokens count a query row once in every layer.
     """
-    found = [p for p in read_published(folder) if p.alive or ended]
+    try:
+        found = [p for p in read_published(folder) if p.alive or ended]
+    except OSError as error:
+        raise click.ClickException(f"the counters' directory cannot be listed: {error}") from None
     if as_json:
         print_json([asdict(p) for p in found])
     elif not found:

@@ -6,6 +6,8 @@ adapters know only fa4_core.prefill(), so nothing else changes.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -13,7 +15,7 @@ import torch
 
 from .. import settings
 from ..batch import PrefillBatch
-from ..errors import UnsupportedError, bad
+from ..errors import UnsupportedError, bad, require
 from ..spec import LayerSpec
 from ..target import Target
 from .reference import ReferenceKernel
@@ -34,6 +36,13 @@ class Question:
     page_size: int | None
     target: Target
     invariant: bool = False
+
+    def __post_init__(self) -> None:
+        require("spec", self.spec, LayerSpec)
+        require("target", self.target, Target)
+        size = self.page_size
+        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+            raise bad("page_size", repr(size), "None (any) or an int of at least 1")
 
     def __str__(self) -> str:
         page = "any page size" if self.page_size is None else f"page size {self.page_size}"
@@ -95,6 +104,29 @@ class Verdict:
 
 
 _KERNELS: list[Kernel] = [ReferenceKernel()]
+_generation = 0
+
+
+def generation() -> int:
+    """Goes up whenever the list of kernels changes, and with it what select() may answer."""
+    return _generation
+
+
+def _word(most: int) -> re.Pattern[str]:
+    return re.compile(rf"[a-z0-9_-]{{1,{most}}}")
+
+
+def check_plan(kernel: str, plan: object) -> None:
+    """Hold what a kernel's plan() gave against `KernelPlan`, before it can write anything.
+
+    Raises:
+        ValueError: A member is missing, or not what the counters can name.
+    """
+    path, splits = getattr(plan, "load_path", None), getattr(plan, "num_splits", None)
+    if not callable(getattr(plan, "run", None)) or not isinstance(splits, int) or not isinstance(path, str):
+        raise bad(f"the plan of kernel {kernel}", repr(plan), "an object with load_path, num_splits and run()")
+    if not _word(10).fullmatch(path):
+        raise bad(f"load_path of kernel {kernel}", repr(path), "up to 10 of a-z, 0-9, - and _")
 
 
 def all_kernels() -> tuple[Kernel, ...]:
@@ -111,8 +143,13 @@ def register(kernel: Kernel) -> None:
     Raises:
         ValueError: A member is missing.
     """
-    if not isinstance(kernel, Kernel):
-        raise bad("kernel", type(kernel).__name__, "an object with name, by_name_on, refuses() and plan()")
+    global _generation
+    if isinstance(kernel, type) or not isinstance(kernel, Kernel):
+        raise bad("kernel", f"{kernel!r}", "an object with name, by_name_on, refuses() and plan()")
+    if not isinstance(kernel.name, str) or not _word(24).fullmatch(kernel.name):
+        raise bad("kernel.name", repr(kernel.name), "up to 24 of a-z, 0-9, - and _")
+    require("kernel.by_name_on", kernel.by_name_on, AbstractSet)
+    _generation += 1
     _KERNELS[:] = [kernel, *(k for k in _KERNELS if k.name != kernel.name)]
 
 
@@ -126,12 +163,16 @@ def explain(question: Question, kernel: str | None = None) -> list[Verdict]:
     Raises:
         ValueError: No kernel has that name.
     """
+    require("question", question, Question)
     wanted = kernel if kernel is not None else settings.kernel()
     if wanted is not None and wanted not in [k.name for k in _KERNELS]:
-        raise bad("kernel", repr(wanted), ", ".join(k.name for k in _KERNELS))
+        source = "kernel" if kernel is not None else settings.KERNEL
+        raise bad(source, repr(wanted), ", ".join(k.name for k in _KERNELS))
     verdicts, taken = [], False
     for k in _KERNELS:
         reason = k.refuses(question)
+        if reason is not None and not (isinstance(reason, str) and reason):
+            raise bad(f"what {k.name}.refuses() returned", repr(reason), "None, or a reason in words")
         if reason is None and wanted is None and question.target.type in k.by_name_on:
             by_name = f"kernel={k.name!r} or {settings.KERNEL}={k.name}"
             reason = f"runs on {question.target.type} only when asked for by name ({by_name})"

@@ -9,6 +9,7 @@ also stands at the same place of its tile however its request is cut into chunks
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -64,6 +65,10 @@ def cuts(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
         start = end
 
 
+_lock = threading.Lock()
+_runs, _threads = 0, 1  # runs under way, and the threads that torch had before the first of them
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Keep torch to one CPU thread.
@@ -71,13 +76,20 @@ def one_thread() -> Iterator[None]:
     A product of two tiles is too small to share: where other processes want the cores, waiting for a second thread
     takes twenty times longer than the product. And bits must not depend on how many threads an engine has.
     """
-    before = torch.get_num_threads()
+    global _runs, _threads
     # Not torch.set_num_threads: vLLM's CPU worker puts a warning in its place.
-    torch._C.set_num_threads(1)
+    with _lock:
+        if _runs == 0:
+            _threads = torch.get_num_threads()
+        _runs += 1
+        torch._C.set_num_threads(1)
     try:
         yield
     finally:
-        torch._C.set_num_threads(before)
+        with _lock:
+            _runs -= 1
+            # The last of several concurrent runs gives back what the first one found.
+            torch._C.set_num_threads(_threads if _runs == 0 else 1)
 
 
 class ReferenceKernel:
@@ -137,9 +149,10 @@ class ReferencePlan:
     ) -> None:
         """See `KernelPlan.run`. Raises ValueError where the page table leaves the pool, before anything is written."""
         if self._page_range and not 0 <= self._page_range[0] <= self._page_range[1] < k_pages.shape[0]:
-            pages = f"pages 0 to {k_pages.shape[0] - 1}, those of k_pages"
+            pages = f"pages 0 to {k_pages.shape[0] - 1}, those of k_pages" if len(k_pages) else "none: k_pages is empty"
             raise bad("page_table", "{} to {}".format(*self._page_range), pages)
-        with one_thread():
+        # The caller may be training, or under autocast: neither may reach in here.
+        with torch.no_grad(), torch.autocast(q.device.type, enabled=False), one_thread():
             load = KeyLoader(self.spec, k_pages, v_pages)
             for r in self._requests:
                 for start, stop in r.panels():
