@@ -57,6 +57,7 @@ class Work:
 
 
 def works() -> list[Work]:
+    """What is measured."""
     rng = random.Random(1)
     mixed_q = [rng.choice([37, 150, 411, 900, 1800, 3500]) for _ in range(12)]
     mixed_k = [n + rng.choice([0, 0, 512, 4096]) for n in mixed_q]
@@ -77,7 +78,8 @@ def works() -> list[Work]:
     ]
 
 
-def paged(w: Work, page: int, scattered: bool):
+def paged(w: Work, page: int, scattered: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(k_pages, v_pages, page_table) of random keys."""
     counts = [-(-k // page) for k in w.kv_lens]
     k = torch.randn(sum(counts) + 1, page, w.hk, w.d, device=DEV, dtype=torch.bfloat16)
     order = torch.randperm(sum(counts), device=DEV) if scattered else torch.arange(sum(counts), device=DEV)
@@ -89,6 +91,7 @@ def paged(w: Work, page: int, scattered: bool):
 
 
 def fa3(q, k, v, cu_q, kv_lens, max_q, max_k, table, left):
+    """vLLM's build of FA3, as vLLM calls it."""
     return torch.ops._vllm_fa3_C.fwd(
         q, k, v, None, None, None, None, cu_q, None, None, None, kv_lens, max_q, max_k, table, None, None, None, None,
         None, None, None, None, q.shape[-1] ** -0.5, True, left, 0 if left >= 0 else -1, 0.0, True, None, 0, None, 0,
@@ -96,6 +99,7 @@ def fa3(q, k, v, cu_q, kv_lens, max_q, max_k, table, left):
 
 
 def variants(w: Work, peers: set[str]) -> dict[str, object]:
+    """A call for each kernel and page column."""
     q = torch.randn(sum(w.q_lens), w.hq, w.d, device=DEV, dtype=torch.bfloat16)
     out = torch.empty_like(q)
     cu = torch.tensor([0, *itertools.accumulate(w.q_lens)], dtype=torch.int32, device=DEV)
@@ -123,7 +127,8 @@ def variants(w: Work, peers: set[str]) -> dict[str, object]:
     if "cudnn" in peers and even and w.d <= 128 and w.left < 0 and top_q <= 16384:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        dense = [torch.randn(len(w.q_lens), h, top_q, w.d, device=DEV, dtype=torch.bfloat16) for h in (w.hq, w.hk, w.hk)]
+        shapes = [(len(w.q_lens), h, top_q, w.d) for h in (w.hq, w.hk, w.hk)]
+        dense = [torch.randn(*s, device=DEV, dtype=torch.bfloat16) for s in shapes]
 
         def cudnn():
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -188,6 +193,7 @@ def host_costs() -> dict[str, float]:
 
 
 def main() -> None:
+    """Measure, print, and keep."""
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--rounds", type=int, default=24)
     ap.add_argument("--only", default="", help="a part of the names of the work to run")
@@ -212,8 +218,8 @@ def main() -> None:
         rate = {name: round(w.flop / t / 1e9, 1) for name, t in ms.items()}
         for page in PAGES:
             ours, other = rate[f"ours {page}"], rate.get(f"fa3 {page}")
-            rows.append({"work": w.name.split(",")[0] + ("," + w.name.split(",")[1] if "," in w.name else ""), "page": page,
-                         "ours": ours, "fa3": other, "fa4": rate.get(f"fa4 {page}"), "cudnn": rate.get("cudnn dense"),
+            rows.append({"work": w.name, "page": page, "ours": ours, "fa3": other, "fa4": rate.get(f"fa4 {page}"),
+                         "cudnn": rate.get("cudnn dense"),
                          "ratio_fa3": round(ours / other, 3) if other else None})  # fmt: skip
             print(json.dumps(rows[-1]), flush=True)
         del run
@@ -224,7 +230,8 @@ def main() -> None:
         smi = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         driver = subprocess.run(smi, capture_output=True, text=True, check=False).stdout.split("\n")[0]
         result = {"device": torch.cuda.get_device_name(), "driver": driver, "torch": torch.__version__,
-                  "cutlass_dsl": os.environ.get("FA4_HOPPER_DSL", ""), "commit": args.commit, "rows": rows, "host_us": costs}  # fmt: skip
+                  "cutlass_dsl": os.environ.get("FA4_HOPPER_DSL", ""), "commit": args.commit, "rows": rows,
+                  "host_us": costs}  # fmt: skip
         args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 

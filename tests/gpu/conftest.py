@@ -1,4 +1,4 @@
-"""Tests that need a Hopper GPU; skipped elsewhere. Compiled variants are taken from FA4_HOPPER_OBJECTS where it is set."""
+"""Tests that need a Hopper GPU; skipped elsewhere. FA4_HOPPER_OBJECTS names a folder of compiled kernels."""
 
 import os
 from pathlib import Path
@@ -21,17 +21,17 @@ def pytest_collection_modifyitems(items):
 
 
 def load_objects() -> None:
-    """Provide every variant found in FA4_HOPPER_OBJECTS, so that nothing is compiled here."""
+    """Provide every kernel found in FA4_HOPPER_OBJECTS, so that nothing is compiled here."""
     where = os.environ.get("FA4_HOPPER_OBJECTS")
     if where:
         from fa4_core.kernels.hopper.config import all_configs
         from fa4_core.kernels.hopper.launch import provide
         from tvm_ffi import load_module
 
-        for config in all_configs():
-            path = Path(where) / f"{config.name}.so"
-            if path.exists():
-                provide(config, load_module(str(path))[config.name])
+        names = {config.name: config for config in all_configs()}
+        for path in sorted(Path(where).glob("*.so")):
+            key = names.get(path.stem, path.stem.removeprefix("fa4_hopper_"))
+            provide(key, load_module(str(path))[path.stem])
 
 
 if has_hopper():

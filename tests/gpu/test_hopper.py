@@ -69,7 +69,8 @@ def test_random_batches(seed):
     d, d_v = rng.choice(DIMS)
     hk = rng.choice([1, 2, 4])
     left, right = rng.choice([None, None, 5, 64, 300]), rng.choice([0, 0, 0, None, 20])
-    spec = spec_of(hk * rng.choice([1, 2, 3, 4, 8]), hk, d, d_v, rng.choice([torch.bfloat16, torch.bfloat16, torch.float16]),
+    hq, dtype = hk * rng.choice([1, 2, 3, 4, 8]), rng.choice([torch.bfloat16, torch.bfloat16, torch.float16])
+    spec = spec_of(hq, hk, d, d_v, dtype,
                    causal=False, window=(left, right), sinks=rng.random() < 0.3)  # fmt: skip
     q_lens = [rng.choice([0, 1, 3, 17, 64, 128, 200, 700, 1500]) for _ in range(rng.randint(1, 9))]
     kv_lens = [max(0, n + rng.choice([0, 0, 1, 5, 100, 1000, 3000, -2])) for n in q_lens]
@@ -84,7 +85,8 @@ def test_same_bits_in_any_company(d, d_v):
     alone = make(spec, [333], [1200], 16, seed=5)
     want, want_lse = run(alone, scale)
     for page, order in [(1, "random"), (1, "runs"), (128, "random"), (48, "random")]:
-        for place, (q_lens, kv_lens) in enumerate([([333], [1200]), ([50, 333, 9], [900, 1200, 9]), ([1, 4, 333], [1, 2000, 1200])]):
+        companies = [([333], [1200]), ([50, 333, 9], [900, 1200, 9]), ([1, 4, 333], [1, 2000, 1200])]
+        for place, (q_lens, kv_lens) in enumerate(companies):
             scene = make(spec, q_lens, kv_lens, page, order=order, seed=9)
             row = sum(q_lens[:place])
             scene.q[row : row + 333] = alone.q
@@ -114,12 +116,42 @@ def test_same_bits_in_any_chunking(d, d_v):
             assert torch.equal(out, want[a:b])
 
 
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize(("d", "d_v"), DIMS)
+@pytest.mark.parametrize("page", [1, 16])
+def test_split_keys(d, d_v, page, sinks):
+    from fa4_core.kernels.hopper import HopperKernel
+
+    scene = make(spec_of(8, 1, d, d_v, sinks=sinks), [100, 0, 7], [9000, 40, 5000], page, order="mixed")
+    assert HopperKernel().plan(scene.batch, scene.spec, invariant=False).num_splits > 1
+    assert HopperKernel().plan(scene.batch, scene.spec, invariant=True).num_splits == 1
+    check(scene)
+
+
+def test_split_with_lengths_shorter_than_the_hosts_bounds():
+    from fa4_core import PrefillBatch
+
+    scene = make(spec_of(8, 1), [40, 20], [3000, 5], 16)
+    b = scene.batch
+    scene.batch = PrefillBatch(b.cu_seqlens_q, b.kv_lens, b.page_table, 16, host_q_lens=[100, 100],
+                               host_kv_lens=[9000, 9000])  # fmt: skip
+    check(scene)
+
+
+def test_scattered_keys_beyond_the_workspace(monkeypatch):
+    from fa4_core.kernels.hopper import launch
+
+    monkeypatch.setattr(launch, "WORKSPACE_BYTES", 1)
+    check(make(spec_of(), [300, 1, 128, 77], [300, 500, 900, 1101], 1, order="mixed"))
+
+
 def test_lengths_shorter_than_the_hosts_bounds():
     from fa4_core import PrefillBatch
 
     scene = make(spec_of(), [40, 200], [300, 260], 16)
     b = scene.batch
-    scene.batch = PrefillBatch(b.cu_seqlens_q, b.kv_lens, b.page_table, 16, host_q_lens=[300, 300], host_kv_lens=[700, 700])
+    scene.batch = PrefillBatch(b.cu_seqlens_q, b.kv_lens, b.page_table, 16, host_q_lens=[300, 300],
+                               host_kv_lens=[700, 700])  # fmt: skip
     check(scene)
 
 

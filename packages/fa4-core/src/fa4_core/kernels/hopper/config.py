@@ -10,9 +10,9 @@ BOX = 16  # key rows of one TMA box: the largest power of two that divides the p
 COLUMNS = 64  # elements of one swizzled row: 128 bytes of a 16-bit type
 SMEM_LIMIT = 227 * 1024  # of one block on sm_90
 
-Load = Literal["boxes", "rows"]
-"""How keys reach shared memory: "boxes" of BOX rows (page sizes that are multiples of BOX), or "rows": boxes where
-BOX keys stand in consecutive slots, single rows elsewhere (any page size)."""
+Load = Literal["boxes", "slots"]
+"""How keys reach shared memory. "boxes": each box lies in one page (page sizes that are multiples of BOX). "slots": a
+box of keys in consecutive slots comes from the pool, any other from scratch, where it was gathered (any page size)."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,22 @@ class Tile:
     Args:
         groups: Consumer warpgroups, 64 packed query rows each.
         n: Keys of a tile, a multiple of BOX.
-        stages: Tiles of K, and of V, in flight.
+        k_stages: Tiles of K in flight.
+        v_stages: Tiles of V in flight.
         q_stages: Query tiles in flight; 2 hides the next tile's load behind this one's work.
+        turns: Consumers take turns at the tensor cores.
+        late_wait: The wait for the output product comes after the exponentials, not before.
+        polynomial: Of each eight exponentials, those computed on the FMA units.
     """
 
     groups: int
     n: int
-    stages: int
+    k_stages: int
+    v_stages: int
     q_stages: int
+    turns: bool = False
+    polynomial: int = 0
+    late_wait: bool = True
 
     @property
     def m(self) -> int:
@@ -49,14 +57,14 @@ class Tile:
     @property
     def registers(self) -> tuple[int, int]:
         """(consumer, producer) registers a thread after the split; together within the file's 65,536."""
-        return {2: (232, 40), 3: (160, 32)}[self.groups]
+        return {2: (232, 40), 3: (160, 32), 4: (112, 64)}[self.groups]
 
 
 TILES: dict[tuple[int, int], Tile] = {
-    (64, 64): Tile(groups=3, n=128, stages=4, q_stages=2),
-    (128, 128): Tile(groups=2, n=128, stages=2, q_stages=2),
-    (192, 128): Tile(groups=2, n=112, stages=2, q_stages=1),
-    (256, 256): Tile(groups=2, n=80, stages=2, q_stages=1),
+    (64, 64): Tile(groups=3, n=128, k_stages=4, v_stages=4, q_stages=2),
+    (128, 128): Tile(groups=3, n=80, k_stages=3, v_stages=3, q_stages=2),
+    (192, 128): Tile(groups=3, n=80, k_stages=3, v_stages=3, q_stages=1),
+    (256, 256): Tile(groups=2, n=80, k_stages=2, v_stages=2, q_stages=1, late_wait=False),
 }
 """By (head dim, value head dim)."""
 
@@ -94,7 +102,7 @@ class Config:
     def smem_bytes(self) -> int:
         """Shared memory of a block, barriers left out. The output leaves through the query tile's buffer."""
         t = self.tile
-        return 2 * (t.q_stages * t.m * max(self.d, self.d_v) + t.stages * t.n * (self.d + self.d_v))
+        return 2 * (t.q_stages * t.m * max(self.d, self.d_v) + t.n * (t.k_stages * self.d + t.v_stages * self.d_v))
 
 
 def all_configs() -> list[Config]:
@@ -103,6 +111,6 @@ def all_configs() -> list[Config]:
         Config(d, d_v, dtype, load, softcap)
         for d, d_v in TILES
         for dtype in ("bf16", "fp16")
-        for load in ("boxes", "rows")
+        for load in ("boxes", "slots")
         for softcap in (False, True)
     ]

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import Float32, Int32, Int64, const_expr, cute, range_constexpr
+from cutlass import Boolean, Float32, Int32, Int64, const_expr, cute, range_constexpr
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.utils import SmemAllocator
 from cutlass.utils.hopper_helpers import make_trivial_tiled_mma
@@ -31,7 +31,7 @@ LOG2E = 1.4426950408889634
 
 # What a work slot in shared memory holds, an Int32 each.
 SLOT = ("valid", "request", "row0", "q_len", "kv_len", "granule0", "kv_head", "n_min", "n_max", "clear_lo", "clear_hi",
-        "lo")  # fmt: skip
+        "lo", "partial")  # fmt: skip
 SLOT_INTS = 16
 TURN = 1  # named barriers TURN..TURN + groups - 1: a consumer's turn at the tensor cores
 GROUP = 5  # and GROUP + g: the warps of consumer g among themselves
@@ -64,24 +64,32 @@ class Forward:
         mCuQ: cute.Tensor,  # (B + 1,)
         mKvLens: cute.Tensor,  # (B,)
         mTable: cute.Tensor,  # (B, P)
-        mWork: cute.Tensor,  # (items, 4): request, kv head, tile, split
+        mWork: cute.Tensor,  # (items, 8): see plan.Item
         mControl: cute.Tensor,  # (2,): the next item's counter, zero between launches; items
+        mFirstSlots: cute.Tensor,  # (boxes,); this and the next two unused without slots
+        mFirstBox: cute.Tensor,  # (B,)
+        mScratchK: cute.Tensor,  # (1, boxes * BOX, kv_heads, d)
+        mScratchV: cute.Tensor,  # (1, boxes * BOX, kv_heads, d_v)
+        mPartO: cute.Tensor,  # (partials * m, d_v) fp32; this and the next unused where no item is split
+        mPartLSE: cute.Tensor,  # (partials * m,) fp32, base 2
         scale: Float32,  # of scores in base 2; with softcap, cap * log2(e)
         inner: Float32,  # with softcap, 2 log2(e) scale / cap
         left: Int32,
         right: Int32,
         page_size: Int32,
         flat: Int32,
+        gathered: Int32,
         want_lse: Int32,
         has_sinks: Int32,
         blocks: Int32,
         stream: cuda.CUstream,
     ) -> None:
+        """Make the tensor maps and launch."""
         atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, self.dtype)
         t, d, d_v = self.tile, self.config.d, self.config.d_v
         sQ_layout = cute.tile_to_shape(atom, (t.m, d, t.q_stages), (0, 1, 2))
-        sK_layout = cute.tile_to_shape(atom, (t.n, d, t.stages), (0, 1, 2))
-        sV_layout = cute.tile_to_shape(atom, (t.n, d_v, t.stages), (0, 1, 2))
+        sK_layout = cute.tile_to_shape(atom, (t.n, d, t.k_stages), (0, 1, 2))
+        sV_layout = cute.tile_to_shape(atom, (t.n, d_v, t.v_stages), (0, 1, 2))
         rs = warpgroup.OperandSource.RMEM
         K, MN = warpgroup.OperandMajorMode.K, warpgroup.OperandMajorMode.MN
         qk = make_trivial_tiled_mma(self.dtype, self.dtype, K, K, Float32, (t.groups, 1, 1), (64, t.n))
@@ -98,8 +106,10 @@ class Forward:
             tma(mV, [1, 3, 2, 0], BOX),
             tma(mK, [1, 3, 2, 0], 1),
             tma(mV, [1, 3, 2, 0], 1),
-            mO, mLSE, mSinks, mCuQ, mKvLens, mTable, mWork, mControl,
-            scale, inner, left, right, page_size, flat, want_lse, has_sinks,
+            tma(mScratchK, [1, 3, 2, 0], BOX),
+            tma(mScratchV, [1, 3, 2, 0], BOX),
+            mO, mLSE, mSinks, mCuQ, mKvLens, mTable, mWork, mControl, mFirstSlots, mFirstBox, mPartO, mPartLSE,
+            scale, inner, left, right, page_size, flat, gathered, want_lse, has_sinks,
             cute.size(mQ, mode=[1]) // cute.size(mK, mode=[2]),
             sQ_layout, sK_layout, sV_layout, qk, pv,
         ).launch(grid=(blocks, 1, 1), block=(t.threads, 1, 1), stream=stream, min_blocks_per_mp=1)  # fmt: skip
@@ -114,6 +124,8 @@ class Forward:
         tma_v: cute.CopyAtom,
         tma_k_row: cute.CopyAtom,
         tma_v_row: cute.CopyAtom,
+        tma_k_scratch: cute.CopyAtom,
+        tma_v_scratch: cute.CopyAtom,
         mO: cute.Tensor,
         mLSE: cute.Tensor,
         mSinks: cute.Tensor,
@@ -122,12 +134,17 @@ class Forward:
         mTable: cute.Tensor,
         mWork: cute.Tensor,
         mControl: cute.Tensor,
+        mFirstSlots: cute.Tensor,
+        mFirstBox: cute.Tensor,
+        mPartO: cute.Tensor,
+        mPartLSE: cute.Tensor,
         scale: Float32,
         inner: Float32,
         left: Int32,
         right: Int32,
         page_size: Int32,
         flat: Int32,
+        gathered: Int32,
         want_lse: Int32,
         has_sinks: Int32,
         ratio: Int32,
@@ -137,6 +154,7 @@ class Forward:
         qk: cute.TiledMma,
         pv: cute.TiledMma,
     ) -> None:
+        """Set the barriers up and give each warp its role."""
         t = self.tile
         tid, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -144,44 +162,47 @@ class Forward:
         sQ = alloc.allocate_tensor(self.dtype, sQ_layout.outer, byte_alignment=1024, swizzle=sQ_layout.inner)
         sK = alloc.allocate_tensor(self.dtype, sK_layout.outer, byte_alignment=1024, swizzle=sK_layout.inner)
         sV = alloc.allocate_tensor(self.dtype, sV_layout.outer, byte_alignment=1024, swizzle=sV_layout.inner)
-        slots = cute.make_tensor(
-            alloc.allocate_array(Int32, t.q_stages * SLOT_INTS), cute.make_layout((t.q_stages, SLOT_INTS), stride=(SLOT_INTS, 1))
-        )
+        slot_layout = cute.make_layout((t.q_stages, SLOT_INTS), stride=(SLOT_INTS, 1))
+        slots = cute.make_tensor(alloc.allocate_array(Int32, t.q_stages * SLOT_INTS), slot_layout)
         bars = SimpleNamespace(
             item=alloc.allocate_array(Int64, t.q_stages),  # the slot is written
             q=alloc.allocate_array(Int64, t.q_stages),  # the query tile has landed
             free=alloc.allocate_array(Int64, t.q_stages),  # slot and query tile are done with
-            k=alloc.allocate_array(Int64, t.stages),
-            v=alloc.allocate_array(Int64, t.stages),
-            k_free=alloc.allocate_array(Int64, t.stages),
-            v_free=alloc.allocate_array(Int64, t.stages),
+            k=alloc.allocate_array(Int64, t.k_stages),
+            v=alloc.allocate_array(Int64, t.v_stages),
+            k_free=alloc.allocate_array(Int64, t.k_stages),
+            v_free=alloc.allocate_array(Int64, t.v_stages),
         )
         if warp == 0 and tid == 0:
             for i in range_constexpr(t.q_stages):
                 cute.arch.mbarrier_init(bars.item + i, 1)
                 cute.arch.mbarrier_init(bars.q + i, 1)
                 cute.arch.mbarrier_init(bars.free + i, 4 * t.groups + 2)
-            for i in range_constexpr(t.stages):
+            for i in range_constexpr(t.k_stages):
                 cute.arch.mbarrier_init(bars.k + i, 1)
-                cute.arch.mbarrier_init(bars.v + i, 1)
                 cute.arch.mbarrier_init(bars.k_free + i, 4 * t.groups)
+            for i in range_constexpr(t.v_stages):
+                cute.arch.mbarrier_init(bars.v + i, 1)
                 cute.arch.mbarrier_init(bars.v_free + i, 4 * t.groups)
         cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
         many, few = t.registers
         if warp < 4:
             cute.arch.warpgroup_reg_dealloc(few)
-            src = SimpleNamespace(table=mTable, page_size=page_size, flat=flat)
+            src = SimpleNamespace(table=mTable, page_size=page_size, flat=flat, gathered=gathered,
+                                  first_slots=mFirstSlots, first_box=mFirstBox)  # fmt: skip
             if warp == 0:
-                self.produce(src, False, tma_k, tma_k_row, sK, slots, bars.item, bars.free, bars.k, bars.k_free)
+                maps = (tma_k, tma_k_row, tma_k_scratch)
+                self.produce(src, False, maps, sK, slots, bars.item, bars.free, bars.k, bars.k_free)
             if warp == 1:
-                self.produce(src, True, tma_v, tma_v_row, sV, slots, bars.item, bars.free, bars.v, bars.v_free)
+                maps = (tma_v, tma_v_row, tma_v_scratch)
+                self.produce(src, True, maps, sV, slots, bars.item, bars.free, bars.v, bars.v_free)
             if warp == 2:
                 self.schedule(tma_q, mCuQ, mKvLens, mWork, mControl, left, right, ratio, sQ, slots, bars)
         else:
             cute.arch.warpgroup_reg_alloc(many)
-            self.consume(qk, pv, sQ, sK, sV, slots, bars, mO, mLSE, mSinks, scale, inner, left, right, want_lse,
-                         has_sinks, ratio)  # fmt: skip
+            self.consume(qk, pv, sQ, sK, sV, slots, bars, mO, mLSE, mSinks, mPartO, mPartLSE, want_lse, has_sinks,
+                         scale, inner, left, right, ratio)  # fmt: skip
 
     @cute.jit
     def schedule(self, tma_q, mCuQ, mKvLens, mWork, mControl, left, right, ratio, sQ, slots, bars):
@@ -210,9 +231,13 @@ class Forward:
                 )
                 if last < first:  # the host's bound was longer than the request
                     n_max = n_min
+                part, parts, partial = mWork[index, 3], mWork[index, 4], mWork[index, 5]
+                if parts > 1:
+                    whole = cutlass.max(n_max - n_min, 0)
+                    n_min, n_max = n_min + whole * part // parts, n_min + whole * (part + 1) // parts
                 if lane == 0:
                     fields = (1, request, row0, q_len, kv_len, granule0, kv_head, n_min, n_max, clear_lo, clear_hi,
-                              cutlass.max(0, kv_len - q_len - left))  # fmt: skip
+                              cutlass.max(0, kv_len - q_len - left), partial)  # fmt: skip
                     for i in range_constexpr(len(SLOT)):
                         slots[stage, i] = Int32(fields[i])
                     cute.arch.mbarrier_arrive(bars.item + stage)
@@ -238,67 +263,76 @@ class Forward:
             turn += 1
 
     @cute.jit
-    def produce(self, src, of_v: cutlass.Constexpr, tma_box, tma_row, sX, slots, item, slot_free, full, free):
+    def produce(self, src, of_v: cutlass.Constexpr, maps, sX, slots, item, slot_free, full, free):
         """Warps 0 and 1: load the tiles of K, or of V, of each item."""
         t = self.tile
         lane = cute.arch.lane_idx()
         base = sX.iterator.toint()
-        boxes, rows = ptx.descriptor_address(tma_box), ptx.descriptor_address(tma_row)
-        places = cute.make_rmem_tensor(8, Int32)
+        whole, single = ptx.descriptor_address(maps[0]), ptx.descriptor_address(maps[1])
+        scratch = ptx.descriptor_address(maps[2])
+        place = cute.make_rmem_tensor(2, Int32)
+        stages = t.v_stages if const_expr(of_v) else t.k_stages
         turn, tiles, going = Int32(0), Int32(0), Int32(1)
         while going == 1:
             slot, slot_phase = turn % t.q_stages, (turn // t.q_stages) & 1
             cute.arch.mbarrier_wait(item + slot, slot_phase)
             going = slots[slot, 0]
             if going == 1:
-                request, hi, head = slots[slot, 1], slots[slot, 4], slots[slot, 6]
-                n_min, n_max, lo = slots[slot, 7], slots[slot, 8], slots[slot, 11]
+                request, n_min, n_max = slots[slot, 1], slots[slot, 7], slots[slot, 8]
+                box0 = Int32(0)
+                if const_expr(self.config.load == "slots"):
+                    box0 = src.first_box[request]
+                here = SimpleNamespace(
+                    table=src.table, page_size=src.page_size, flat=src.flat, gathered=src.gathered,
+                    first_slots=src.first_slots, request=request, head=slots[slot, 6], lo=slots[slot, 11],
+                    hi=slots[slot, 4], box0=box0, whole=whole, row=single, scratch=scratch,
+                )  # fmt: skip
                 cute.arch.sync_warp()
                 if lane == 0:
                     cute.arch.mbarrier_arrive(slot_free + slot)
-                here = SimpleNamespace(table=src.table, page_size=src.page_size, flat=src.flat, box=boxes, row=rows,
-                                       head=head)  # fmt: skip
                 if n_max > n_min:
-                    self.loaders[of_v].find(here, request, (n_max - 1) * t.n, lo, hi, lane, places)
+                    self.loaders[of_v].find(here, (n_max - 1) * t.n, lane, place)
                 for i in cutlass.range(n_max - n_min, unroll=1):
                     first_key = (n_max - 1 - i) * t.n
-                    stage, phase = tiles % t.stages, (tiles // t.stages) & 1
+                    stage, phase = tiles % stages, (tiles // stages) & 1
                     cute.arch.mbarrier_wait(free + stage, phase ^ 1)
                     if lane == 0:
                         cute.arch.mbarrier_arrive_and_expect_tx(full + stage, self.loaders[of_v].bytes)
                     cute.arch.sync_warp()
-                    self.loaders[of_v].issue(here, request, first_key, lo, hi, lane, places, base + stage * self.loaders[of_v].bytes,
-                                 (full + stage).toint())  # fmt: skip
+                    self.loaders[of_v].issue(here, first_key, lane, place, base + stage * self.loaders[of_v].bytes,
+                                             (full + stage).toint())  # fmt: skip
                     if i + 1 < n_max - n_min:  # the next tile's table entries, while this one is on its way
-                        self.loaders[of_v].find(here, request, first_key - t.n, lo, hi, lane, places)
+                        self.loaders[of_v].find(here, first_key - t.n, lane, place)
                     tiles += 1
             turn += 1
 
     @cute.jit
-    def consume(self, qk, pv, sQ, sK, sV, slots, bars, mO, mLSE, mSinks, scale, inner, left, right, want_lse,
-                has_sinks, ratio):  # fmt: skip
+    def consume(self, qk, pv, sQ, sK, sV, slots, bars, mO, mLSE, mSinks, mPartO, mPartLSE, want_lse, has_sinks, scale,
+                inner, left, right, ratio):  # fmt: skip
         """A consumer warpgroup: the two products and the softmax of its 64 rows, item after item."""
         t, d_v = self.tile, self.config.d_v
         tid, _, _ = cute.arch.thread_idx()
         thread = tid - 128
         group = cute.arch.make_warp_uniform(thread // 128)
-        warp, lane = thread // 32 % 4, cute.arch.lane_idx()
+        warp, lane = cute.arch.make_warp_uniform(thread // 32 % 4), cute.arch.lane_idx()
         mine = cute.make_layout(t.groups, stride=128)(group)
         qk_mine, pv_mine = qk.get_slice(mine), pv.get_slice(mine)
-        sVt = cute.composition(sV, cute.make_ordered_layout((d_v, t.n, t.stages), order=(1, 0, 2)))
+        sVt = cute.composition(sV, cute.make_ordered_layout((d_v, t.n, t.v_stages), order=(1, 0, 2)))
         w = SimpleNamespace(
-            group=group, lane=lane, qk=qk, pv=pv, bars=bars, scale=scale, inner=inner,
+            group=group, warp=warp, lane=lane, qk=qk, pv=pv, bars=bars, scale=scale, inner=inner,
             tSrQ=qk_mine.make_fragment_A(qk_mine.partition_A(sQ)),  # (MMA, 1, d / 16, q_stages)
             tSrK=qk_mine.make_fragment_B(qk_mine.partition_B(sK)),  # (MMA, 1, d / 16, stages)
             tOrV=pv_mine.make_fragment_B(pv_mine.partition_B(sVt)),  # (MMA, 1, n / 16, stages)
             tOrP=pv_mine.make_fragment_A(pv_mine.partition_shape_A((t.m, t.n))),  # (MMA, 1, n / 16)
             tOrO=cute.make_rmem_tensor(pv_mine.partition_shape_C((t.m, d_v)), Float32),
             starts=cute.make_rmem_tensor(2, Int32), stops=cute.make_rmem_tensor(2, Int32),
+            heads=cute.make_rmem_tensor(2, Int32), queries=cute.make_rmem_tensor(2, Int32),
             top=cute.make_rmem_tensor(2, Float32), total=cute.make_rmem_tensor(2, Float32),
             decay=cute.make_rmem_tensor(2, Float32),
         )  # fmt: skip
-        if group == t.groups - 1:
-            self.pass_turn(w)
+        if const_expr(t.turns):  # noqa: SIM102 (one is settled when compiled, one when run)
+            if group == t.groups - 1:
+                self.pass_turn(w)
         turn, tiles, going = Int32(0), Int32(0), Int32(1)
         while going == 1:
             slot, slot_phase = turn % t.q_stages, (turn // t.q_stages) & 1
@@ -306,10 +340,12 @@ class Forward:
             going = slots[slot, 0]
             if going == 1:
                 row0, q_len, kv_len = slots[slot, 2], slots[slot, 3], slots[slot, 4]
-                granule = slots[slot, 5] + group * 8 + warp * 2  # of the thread's first row; its second is in the next
-                kv_head, n_min, n_max = slots[slot, 6], slots[slot, 7], slots[slot, 8]
-                for r in range_constexpr(2):
-                    position = kv_len - q_len + GRANULE * ((granule + r) // ratio) + lane // 4
+                n_min, n_max = slots[slot, 7], slots[slot, 8]
+                for r in range_constexpr(2):  # a warp's rows are two granules, a thread's one row of each
+                    granule = slots[slot, 5] + group * 8 + warp * 2 + r
+                    w.queries[r] = GRANULE * (granule // ratio)
+                    w.heads[r] = slots[slot, 6] * ratio + granule % ratio
+                    position = kv_len - q_len + w.queries[r] + lane // 4
                     w.starts[r] = position - left
                     w.stops[r] = cutlass.min(kv_len, position + right + 1)
                     w.top[r], w.total[r] = -Float32.inf, Float32(0.0)
@@ -317,22 +353,24 @@ class Forward:
                 if n_max > n_min:
                     clear_hi = cutlass.max(n_min, cutlass.min(slots[slot, 10], n_max - 1))
                     clear_lo = cutlass.max(n_min, cutlass.min(slots[slot, 9], clear_hi))
+                    begun = tiles
                     self.first_tile(w, slot, n_max - 1, tiles)
                     tiles += 1
                     for i in cutlass.range(n_max - 1 - clear_hi, unroll=1):
-                        self.next_tile(w, slot, n_max - 2 - i, tiles, True)
+                        self.next_tile(w, slot, n_max - 2 - i, tiles, begun, True)
                         tiles += 1
                     for i in cutlass.range(clear_hi - clear_lo, unroll=1):
-                        self.next_tile(w, slot, clear_hi - 1 - i, tiles, False)
+                        self.next_tile(w, slot, clear_hi - 1 - i, tiles, begun, False)
                         tiles += 1
                     for i in cutlass.range(clear_lo - n_min, unroll=1):
-                        self.next_tile(w, slot, clear_lo - 1 - i, tiles, True)
+                        self.next_tile(w, slot, clear_lo - 1 - i, tiles, begun, True)
                         tiles += 1
-                    self.last_product(w, tiles)
+                    self.last_product(w, tiles, begun)
+                if slots[slot, 12] < 0:
+                    self.finish(w, mO, mLSE, mSinks, want_lse, has_sinks, row0, q_len,
+                                sQ.iterator.toint() + slot * (2 * t.m * self.config.d))  # fmt: skip
                 else:
-                    softmax.clear(w.tOrO)
-                self.finish(w, row0, q_len, kv_head, granule, ratio, mO, mLSE, mSinks, want_lse, has_sinks,
-                            sQ.iterator.toint() + slot * (2 * t.m * self.config.d), warp)  # fmt: skip
+                    self.finish_part(w, mPartO, mPartLSE, slots[slot, 12] * t.m + 64 * group + 16 * warp)
                 cute.arch.sync_warp()
                 if lane == 0:
                     cute.arch.mbarrier_arrive(bars.free + slot)
@@ -340,10 +378,12 @@ class Forward:
 
     @cute.jit
     def wait_turn(self, w):
+        """Wait for this consumer's turn at the tensor cores."""
         cute.arch.barrier(barrier_id=TURN + w.group, number_of_threads=256)
 
     @cute.jit
     def pass_turn(self, w):
+        """Pass the turn to the next consumer."""
         following = Int32(0) if w.group == self.tile.groups - 1 else w.group + 1
         cute.arch.barrier_arrive(barrier_id=TURN + following, number_of_threads=256)
 
@@ -354,11 +394,11 @@ class Forward:
             cute.arch.mbarrier_arrive(barrier)
 
     @cute.jit
-    def multiply(self, mma, acc, a, b, fresh: cutlass.Constexpr):
-        """Issue a product over all of k as one group; fresh overwrites acc."""
+    def multiply(self, mma, acc, a, b, onto: Boolean):
+        """Issue a product over all of k as one group, onto what acc holds or over it."""
         warpgroup.fence()
         atom = cute.make_mma_atom(mma.op)
-        atom.set(warpgroup.Field.ACCUMULATE, not fresh)
+        atom.set(warpgroup.Field.ACCUMULATE, onto)
         for k in range_constexpr(cute.size(b, mode=[2])):
             cute.gemm(atom, acc, a[None, None, k], b[None, None, k], acc)
             atom.set(warpgroup.Field.ACCUMULATE, True)
@@ -368,105 +408,142 @@ class Forward:
     def scores(self, w, slot, stage):
         """Issue S = Q K^T of a tile."""
         acc = cute.make_rmem_tensor(w.qk.partition_shape_C((self.tile.m, self.tile.n)), Float32)
-        self.multiply(w.qk, acc, w.tSrQ[None, None, None, slot], w.tSrK[None, None, None, stage], True)
+        self.multiply(w.qk, acc, w.tSrQ[None, None, None, slot], w.tSrK[None, None, None, stage], Boolean(False))
         return acc
 
     @cute.jit
-    def weigh(self, w, acc, n, masked: cutlass.Constexpr, first: cutlass.Constexpr):
-        """Scores to weights, in registers."""
+    def find_top(self, w, acc, n, masked: cutlass.Constexpr, first: cutlass.Constexpr):
+        """Cap and hide scores, find the rows' maxima; whether the output must be rescaled."""
         if const_expr(self.config.softcap):
             softmax.soften(acc, w.inner)
         if const_expr(masked):
             mask.apply(acc, w.starts, w.stops, n * self.tile.n, w.lane)
-        softmax.step(acc, w.top, w.total, w.decay, w.scale, masked, first)
+        return softmax.find_top(acc, w.top, w.decay, w.scale, first)
 
     @cute.jit
     def first_tile(self, w, slot, n, tiles):
-        stage, phase = tiles % self.tile.stages, (tiles // self.tile.stages) & 1
+        """Scores and weights of an item's first tile; nothing to do under them yet."""
+        stage, phase = tiles % self.tile.k_stages, (tiles // self.tile.k_stages) & 1
         cute.arch.mbarrier_wait(w.bars.k + stage, phase)
         acc = self.scores(w, slot, stage)
         warpgroup.wait_group(0)
         self.release(w, w.bars.k_free + stage)
-        self.weigh(w, acc, n, True, True)
+        self.find_top(w, acc, n, True, True)
+        softmax.exponentiate(acc, w.top, w.scale, True, self.tile.polynomial)
+        softmax.add_up(acc, w.total, w.decay, True)
         softmax.pack(acc, w.tOrP, self.dtype)
-        softmax.clear(w.tOrO)
 
     @cute.jit
-    def next_tile(self, w, slot, n, tiles, masked: cutlass.Constexpr):
+    def next_tile(self, w, slot, n, tiles, begun, masked: cutlass.Constexpr):
         """Scores of tile n under the output product of the tile before it."""
         t = self.tile
-        stage, phase = tiles % t.stages, (tiles // t.stages) & 1
+        stage, phase = tiles % t.k_stages, (tiles // t.k_stages) & 1
         before = tiles - 1
-        v_stage, v_phase = before % t.stages, (before // t.stages) & 1
+        v_stage, v_phase = before % t.v_stages, (before // t.v_stages) & 1
         cute.arch.mbarrier_wait(w.bars.k + stage, phase)
-        self.wait_turn(w)
+        if const_expr(t.turns):
+            self.wait_turn(w)
         acc = self.scores(w, slot, stage)
         cute.arch.mbarrier_wait(w.bars.v + v_stage, v_phase)
-        self.multiply(w.pv, w.tOrO, w.tOrP, w.tOrV[None, None, None, v_stage], False)
-        self.pass_turn(w)
+        self.multiply(w.pv, w.tOrO, w.tOrP, w.tOrV[None, None, None, v_stage], before != begun)
+        if const_expr(t.turns):
+            self.pass_turn(w)
         warpgroup.wait_group(1)
         self.release(w, w.bars.k_free + stage)
-        self.weigh(w, acc, n, masked, False)
-        warpgroup.wait_group(0)
-        self.release(w, w.bars.v_free + v_stage)
+        moved = self.find_top(w, acc, n, masked, False)
+        if const_expr(not t.late_wait):
+            # By now the output product is done, or nearly, and its stage is wanted for the next tile but one.
+            warpgroup.wait_group(0)
+            self.release(w, w.bars.v_free + v_stage)
+        softmax.exponentiate(acc, w.top, w.scale, masked, self.tile.polynomial)
+        softmax.add_up(acc, w.total, w.decay, False)
+        if moved:  # rarely
+            if const_expr(t.late_wait):
+                warpgroup.wait_group(0)
+            softmax.rescale(w.tOrO, w.decay)
+        if const_expr(t.late_wait):
+            warpgroup.wait_group(0)
+            self.release(w, w.bars.v_free + v_stage)
         softmax.pack(acc, w.tOrP, self.dtype)
-        softmax.rescale(w.tOrO, w.decay)
 
     @cute.jit
-    def last_product(self, w, tiles):
+    def last_product(self, w, tiles, begun):
+        """The output product of an item's last tile."""
         t = self.tile
         before = tiles - 1
-        stage, phase = before % t.stages, (before // t.stages) & 1
+        stage, phase = before % t.v_stages, (before // t.v_stages) & 1
         cute.arch.mbarrier_wait(w.bars.v + stage, phase)
-        self.multiply(w.pv, w.tOrO, w.tOrP, w.tOrV[None, None, None, stage], False)
+        self.multiply(w.pv, w.tOrO, w.tOrP, w.tOrV[None, None, None, stage], before != begun)
         warpgroup.wait_group(0)
         self.release(w, w.bars.v_free + stage)
 
     @cute.jit
-    def finish(self, w, row0, q_len, kv_head, granule, ratio, mO, mLSE, mSinks, want_lse, has_sinks, smem, warp):
+    def finish(self, w, mO, mLSE, mSinks, want_lse, has_sinks, row0, q_len, smem):
         """Divide, and write a warp's two granules of out and lse through its own rows of the query tile."""
         t, d_v = self.tile, self.config.d_v
         lane = w.lane
         factor = cute.make_rmem_tensor(2, Float32)
         for r in range_constexpr(2):
-            head = kv_head * ratio + (granule + r) % ratio
-            query = GRANULE * ((granule + r) // ratio) + lane // 4
+            query = w.queries[r] + lane // 4
             total = softmax.quad_sum(w.total[r])
             top = w.top[r] * w.scale
             gain = Float32(1.0)
             if has_sinks == 1:
-                sink = mSinks[head] * LOG2E
+                sink = mSinks[w.heads[r]] * LOG2E
                 both = cute.arch.fmax(top, sink)
                 base = Float32(0.0) if both == -Float32.inf else both
                 gain = ptx.exp2(top - base)
                 total = total * gain + ptx.exp2(sink - base)
                 top = both
             empty = total == 0.0
-            factor[r] = Float32(0.0) if empty else gain / total
+            factor[r] = Float32(0.0) if empty else gain * cute.arch.rcp_approx(total)
             if want_lse == 1 and lane % 4 == 0 and query < q_len:
-                mLSE[head, row0 + query] = -Float32.inf if empty else (top + ptx.log2(total)) * LN2
-        softmax.rescale(w.tOrO, factor)
+                mLSE[w.heads[r], row0 + query] = -Float32.inf if empty else (top + ptx.log2(total)) * LN2
+        softmax.divide(w.tOrO, factor)
         # Every warp of the group must be done reading the query tile before any row of it is overwritten.
         cute.arch.barrier(barrier_id=GROUP + w.group, number_of_threads=128)
-        mine = smem + (64 * w.group + 16 * warp) * ROW_BYTES
+        mine = smem + (64 * w.group + 16 * w.warp) * ROW_BYTES
         panel_bytes = t.m * ROW_BYTES
-        for j in range_constexpr(d_v // 8):
-            for r in range_constexpr(2):
-                chunk = (j % 8) ^ (lane // 4)  # the swizzle: 16-byte chunks change places by the row's number
-                at = mine + (j // 8) * panel_bytes + (lane // 4 + 8 * r) * ROW_BYTES + chunk * 16 + lane % 4 * 4
-                e = softmax.element(j, r, 0)
-                ptx.store_shared(at, ptx.pack_half2(w.tOrO[e], w.tOrO[e + 1], self.dtype))
+        line = mine + lane // 4 * ROW_BYTES + lane % 4 * 4
+        for chunk in range_constexpr(8):
+            at = line + (chunk ^ (lane // 4)) * 16  # the swizzle: 16-byte chunks change places by the row's number
+            for panel in range_constexpr(d_v // COLUMNS):
+                for r in range_constexpr(2):
+                    e = softmax.element(8 * panel + chunk, r, 0)
+                    value = ptx.pack_half2(w.tOrO[e], w.tOrO[e + 1], self.dtype)
+                    ptx.store_shared(at, panel * panel_bytes + r * GRANULE * ROW_BYTES, value)
         cute.arch.sync_warp()
         chunks = d_v // 8  # of a row
-        for i in range_constexpr(16 * chunks // 32):
-            at = lane + 32 * i
-            row, chunk = at // chunks, at % chunks
-            of = granule + row // 8
-            query = GRANULE * (of // ratio) + row % 8
-            if query < q_len:
-                head = kv_head * ratio + of % ratio
-                to = cute.domain_offset((row0 + query, head, 8 * chunk), mO).iterator.toint()
-                source = mine + (chunk // 8) * panel_bytes + row * ROW_BYTES + ((chunk % 8) ^ (row % 8)) * 16
-                ptx.copy_out_16_bytes(to, source)
+        at_once = 32 // chunks  # rows that a warp writes together
+        row, chunk = lane // chunks, lane % chunks
+        source = mine + chunk // 8 * panel_bytes + row * ROW_BYTES
+        for r in range_constexpr(2):
+            first = row0 + w.queries[r] + row
+            start = cute.domain_offset((first, w.heads[r], 8 * chunk), mO).iterator.toint()
+            left = q_len - w.queries[r] - row
+            for i in range_constexpr(GRANULE // at_once):
+                if i * at_once < left:
+                    swizzled = source + (chunk % 8 ^ (row + i * at_once)) * 16
+                    ptx.copy_out_16_bytes(start + Int64(2 * i * at_once) * mO.stride[0], swizzled,
+                                          (GRANULE * r + i * at_once) * ROW_BYTES)  # fmt: skip
         # The next query tile is written here by the copy engine: order these reads and writes before it.
         cute.arch.fence_view_async_shared()
+
+    @cute.jit
+    def finish_part(self, w, mPartO, mPartLSE, row):
+        """Divide, and leave a warp's sixteen rows for the combine: fp32, lse in base 2, no sink yet."""
+        lane = w.lane
+        factor = cute.make_rmem_tensor(2, Float32)
+        for r in range_constexpr(2):
+            total = softmax.quad_sum(w.total[r])
+            empty = total == 0.0
+            factor[r] = Float32(0.0) if empty else cute.arch.rcp_approx(total)
+            log = -Float32.inf if empty else w.top[r] * w.scale + ptx.log2(total)
+            if lane % 4 == 0:
+                mPartLSE[row + 8 * r + lane // 4] = log
+        softmax.divide(w.tOrO, factor)
+        for r in range_constexpr(2):
+            start = cute.domain_offset((row + 8 * r + lane // 4, lane % 4 * 2), mPartO).iterator.toint()
+            for j in range_constexpr(self.config.d_v // 8):
+                e = softmax.element(j, r, 0)
+                ptx.store_global_pair(start + 32 * j, w.tOrO[e], w.tOrO[e + 1])

@@ -13,7 +13,7 @@ from ...batch import PrefillBatch
 from ...errors import bad
 from ...spec import LayerSpec
 from .config import BOX, TILES, Config
-from .plan import ITEM_INTS, Step, work_list
+from .plan import ITEM_INTS, Step, box_table, work_list
 from .ranges import window_sides
 
 if TYPE_CHECKING:
@@ -23,23 +23,26 @@ DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 LOG2E = math.log2(math.e)
 ALIGN = 8  # elements: 16 bytes, what the copy engine and vector stores need
 
+WORKSPACE_BYTES = 512 << 20  # at most, for scratch and for partial results together
+
 Function = Callable[..., None]
-_functions: dict[Config, Function] = {}
+_functions: dict[Config | str, Function] = {}
 
 
-def function_of(config: Config) -> Function:
-    """The compiled variant, kept for the life of the process."""
-    found = _functions.get(config)
+def function_of(key: Config | str) -> Function:
+    """A compiled variant, or a helper kernel by name; kept for the life of the process."""
+    found = _functions.get(key)
     if found is None:
-        from .build import compile_variant
+        from . import build
 
-        found = _functions[config] = compile_variant(config)
+        found = build.compile_helper(key) if isinstance(key, str) else build.compile_variant(key)
+        _functions[key] = found
     return found
 
 
-def provide(config: Config, function: Function) -> None:
-    """Use a variant that was compiled elsewhere."""
-    _functions[config] = function
+def provide(key: Config | str, function: Function) -> None:
+    """Use a kernel that was compiled elsewhere."""
+    _functions[key] = function
 
 
 class HopperKernel:
@@ -49,6 +52,7 @@ class HopperKernel:
     by_name_on: frozenset[str] = frozenset()
 
     def refuses(self, question: Question) -> str | None:
+        """As the protocol says."""
         spec, target = question.spec, question.target
         if target.capability is None or target.capability[0] != 9:
             return f"is for sm_90, not {target}"
@@ -62,37 +66,71 @@ class HopperKernel:
         return None
 
     def plan(self, batch: PrefillBatch, spec: LayerSpec, *, invariant: bool) -> HopperPlan:
-        # Always invariant: no split yet, and tiles start at key 0.
-        return HopperPlan(batch, spec)
+        """As the protocol says."""
+        # Tiles start at key 0 and rescaling is a row's own decision: without splits nothing else is needed.
+        return HopperPlan(batch, spec, split=not invariant)
 
 
 class HopperPlan:
-    """A step's work list on the device."""
+    """A step on the device: the work list, and by slots where each box of keys lies."""
 
-    num_splits = 1
-
-    def __init__(self, batch: PrefillBatch, spec: LayerSpec) -> None:
-        load = "boxes" if batch.page_size % BOX == 0 else "rows"
+    def __init__(self, batch: PrefillBatch, spec: LayerSpec, *, split: bool) -> None:
+        load = "boxes" if batch.page_size % BOX == 0 else "slots"
         self.config = Config(spec.head_dim, spec.head_dim_v or spec.head_dim, DTYPES[spec.dtype], load, spec.softcap)
-        self.load_path = f"tma-{load}"
+        self.load_path = "tma-pages" if load == "boxes" else "tma-slots"
         self.batch, self.spec = batch, spec
         self.left, self.right = window_sides(spec.window)
         q_lens, kv_lens = _host_lengths(batch)
         row_bytes = 2 * (self.config.d + self.config.d_v)
         step = Step(q_lens, kv_lens, spec.kv_heads, spec.ratio, self.left, self.right, row_bytes)
-        items = work_list(step, self.config.tile)
-        self.items = items.shape[0]
-        # One copy: the control words (the counter, the number of items), then the list.
-        host = np.zeros((self.items + 1, ITEM_INTS), np.int32)
-        host[0, 1] = self.items
-        host[1:] = items
-        staged = torch.from_numpy(host)
-        if batch.device.type == "cuda":
-            staged = staged.pin_memory()
-        sent = staged.to(batch.device, non_blocking=True)
-        self.control, self.work = sent[0, :2], sent[1:]
-        self.blocks = min(self.items, _multiprocessors(batch.device))
-        self.nothing = torch.zeros(1, dtype=torch.float32, device=batch.device)
+        units, device = _multiprocessors(batch.device), batch.device
+        boxes = int((-(-kv_lens // BOX)).sum()) if load == "slots" else 0
+        scratch_bytes = boxes * BOX * spec.kv_heads * row_bytes
+        # Beyond the bound scattered keys are read row by row: slow, and right.
+        self.gathered = 0 < scratch_bytes <= WORKSPACE_BYTES
+        work = work_list(step, self.config.tile, units if split else 0)
+        room = WORKSPACE_BYTES - scratch_bytes * self.gathered
+        if 4 * work.partials * self.config.tile.m * (self.config.d_v + 1) > room:
+            work = work_list(step, self.config.tile)
+        self.items, self.partials, self.num_splits = len(work.items), work.partials, work.num_splits
+        self.blocks = min(self.items, units)
+        self.split_tiles = len(work.split)
+        owner = first_box = np.zeros(0, np.int32)
+        if load == "slots":
+            owner, first_box = box_table(kv_lens, BOX)
+        self.control, self.work, self.split, self.owner, self.first_box = _send(
+            [np.array([0, self.items], np.int32), work.items, work.split, owner, first_box], device
+        )
+        self.nothing = self.control.view(torch.float32)[:1]  # stands where nothing is read or written
+        self.first_slots = self.owner
+        self.boxes = owner.size
+        if self.boxes:
+            self.first_slots = torch.empty(self.boxes, dtype=torch.int32, device=device)
+            if self.items:
+                function_of("find_runs")(
+                    batch.page_table, batch.cu_seqlens_q, batch.kv_lens, self.owner, self.first_box, self.first_slots,
+                    batch.page_size, self.left,
+                )  # fmt: skip
+        self._take_workspace()
+
+    def _take_workspace(self) -> None:
+        """Views of the device's workspace: scratch for K and V, partial results. Plans share it, layers of a stream
+        run one after the other."""
+        config, heads, tile = self.config, self.spec.kv_heads, self.config.tile
+        keys = self.boxes * BOX if self.gathered else 1
+        rows = max(self.partials * tile.m, 1)
+        sizes = [2 * keys * heads * config.d, 2 * keys * heads * config.d_v, 4 * rows * config.d_v, 4 * rows]
+        parts = _workspace(self.batch.device, sum(-(-n // 1024) * 1024 for n in sizes))
+        views, at = [], 0
+        for n in sizes:
+            views.append(parts[at : at + n])
+            at += -(-n // 1024) * 1024
+        self.scratch = [
+            views[0].view(self.spec.dtype).view(1, keys, heads, config.d),
+            views[1].view(self.spec.dtype).view(1, keys, heads, config.d_v),
+        ]
+        self.part_o = views[2].view(torch.float32).view(rows, config.d_v)
+        self.part_lse = views[3].view(torch.float32)
 
     def run(
         self,
@@ -106,31 +144,75 @@ class HopperPlan:
         out: torch.Tensor,
         lse: torch.Tensor | None,
     ) -> None:
+        """As the protocol says: one launch, one more for scattered slots and one for split keys."""
         if self.items == 0:
             return
         if scale <= 0:  # the largest score is the largest product only where the scale is positive
             q, scale = (-q, -scale) if scale < 0 else (torch.zeros_like(q), 1.0)
         if not _aligned(q):
             q = q.contiguous()
-        where = out if _aligned(out) else torch.empty(out.shape, dtype=out.dtype, device=out.device)
-        flat = self.config.load == "rows" and _is_flat(k_pages) and _is_flat(v_pages)
-        k, v = _pool("k_pages", k_pages, flat), _pool("v_pages", v_pages, flat)
+        where = out
+        if not _aligned(out):  # a copy of what it holds: rows past the batch's stay as they are
+            where = out.contiguous() if not out.is_contiguous() else out.clone()
+        batch, config = self.batch, self.config
+        k, v = _pool("k_pages", k_pages), _pool("v_pages", v_pages)
+        flat = config.load == "slots" and _is_flat(k_pages) and _is_flat(v_pages)
+        if self.gathered:
+            k_scratch, v_scratch = self.scratch
+            function_of("gather")(
+                _chunks(k), _chunks(v), _chunks(k_scratch[0]), _chunks(v_scratch[0]), batch.page_table,
+                batch.cu_seqlens_q, batch.kv_lens, self.owner, self.first_box, self.first_slots, batch.page_size,
+                self.left, int(flat), min(self.boxes, 8 * _multiprocessors(batch.device)),
+            )  # fmt: skip
+        if flat:
+            k, v = _slots(k), _slots(v)
+        inner = 0.0
         if softcap > 0:
             inner, scale = 2.0 * LOG2E * scale / softcap, softcap
-        else:
-            inner = 0.0
-        batch = self.batch
-        function_of(self.config)(
-            q, k, v, where,
-            self.nothing.view(1, 1) if lse is None else lse,
-            self.nothing if sinks is None else sinks.float(),
-            batch.cu_seqlens_q, batch.kv_lens, batch.page_table, self.work, self.control,
-            scale * LOG2E, inner, self.left, self.right, batch.page_size, int(flat), int(lse is not None),
-            int(sinks is not None), self.blocks,
+        logs = self.nothing.view(1, 1) if lse is None else lse
+        sinks = self.nothing if sinks is None else sinks.float()
+        has_sinks = int(self.spec.sinks)
+        function_of(config)(
+            q, k, v, where, logs, sinks, batch.cu_seqlens_q, batch.kv_lens, batch.page_table, self.work, self.control,
+            self.first_slots, self.first_box, *self.scratch, self.part_o, self.part_lse, scale * LOG2E, inner,
+            self.left, self.right, batch.page_size, int(flat), int(self.gathered), int(lse is not None), has_sinks,
+            self.blocks,
         )  # fmt: skip
+        if self.split_tiles:
+            function_of(f"combine_{config.dtype}_{config.d_v}")(
+                self.part_o, self.part_lse, where, logs, sinks, batch.cu_seqlens_q, self.split, config.tile.m,
+                self.spec.ratio, int(lse is not None), has_sinks, self.split_tiles,
+            )  # fmt: skip
         if where is not out:
-            # TODO: rows past cu_seqlens_q[-1] must keep what they hold
             out.copy_(where)
+
+
+def _send(arrays: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+    """The arrays on the device, by one copy from pinned memory."""
+    sizes = [-(-max(a.size, 1) // 8) * 8 for a in arrays]  # each starts at a multiple of 32 bytes
+    host = torch.zeros(sum(sizes), dtype=torch.int32, pin_memory=device.type == "cuda")
+    flat, at = host.numpy(), 0
+    for a, size in zip(arrays, sizes):
+        flat[at : at + a.size] = a.ravel()
+        at += size
+    sent = host.to(device, non_blocking=True)
+    views, at = [], 0
+    for a, size in zip(arrays, sizes):
+        views.append(sent[at : at + max(a.size, 1 if a.ndim == 1 else ITEM_INTS)].view(-1, *a.shape[1:]))
+        at += size
+    return views
+
+
+_workspaces: dict[tuple[torch.device, int], torch.Tensor] = {}
+
+
+def _workspace(device: torch.device, size: int) -> torch.Tensor:
+    """Bytes of the device that the current stream's plans share; grown when a plan needs more, never shrunk."""
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    have = _workspaces.get((device, stream))
+    if have is None or have.numel() < size:
+        have = _workspaces[device, stream] = torch.empty(size, dtype=torch.uint8, device=device)
+    return have
 
 
 def _host_lengths(batch: PrefillBatch) -> tuple[np.ndarray, np.ndarray]:
@@ -162,23 +244,26 @@ def _is_flat(pool: torch.Tensor) -> bool:
     return pages == 1 or page_size == 1 or pool.stride(0) == page_size * pool.stride(1)
 
 
-def _pool(name: str, pool: torch.Tensor, flat: bool) -> torch.Tensor:
-    """The pool as the kernel wants it: (1, slots, heads, d) where flat, and no stride that means nothing."""
+def _pool(name: str, pool: torch.Tensor) -> torch.Tensor:
+    """The pool without strides that mean nothing; ValueError where rows do not start at multiples of 16 bytes."""
+    shape, strides = pool.shape, pool.stride()
+    if 1 in shape[:3] or 0 in shape:
+        shape = tuple(max(n, 1) for n in shape)  # an empty pool is never read
+        strides = (*(ALIGN if n == 1 else s for n, s in zip(shape[:3], strides)), 1)
+        pool = pool.as_strided(shape, strides) if pool.numel() else pool.new_zeros(shape)
+    if pool.data_ptr() % 16 or strides[0] % ALIGN or strides[1] % ALIGN or strides[2] % ALIGN:
+        raise bad(name, f"of strides {strides} at {pool.data_ptr():#x}", "rows that start at multiples of 16 bytes")
+    return pool
+
+
+def _slots(pool: torch.Tensor) -> torch.Tensor:
+    """A flat pool as one page of all slots."""
     pages, page_size, heads, d = pool.shape
-    s_page, s_row, s_head = pool.stride()[:3]
-    if flat:
-        s_row = s_page if page_size == 1 else s_row
-        pages, page_size, s_page = 1, pages * page_size, ALIGN
-    if pages == 1:
-        s_page = ALIGN
-    if page_size == 1:
-        s_row = ALIGN
-    if heads == 1:
-        s_head = ALIGN
-    strides = (s_page, s_row, s_head, 1)
-    if pool.data_ptr() % 16 or any(s % ALIGN for s in strides[:3]):
-        raise bad(name, f"of strides {pool.stride()} at {pool.data_ptr():#x}", "rows that start at multiples of 16 bytes")
-    shape = (pages, page_size, heads, d)
-    if shape == tuple(pool.shape) and strides == pool.stride():
-        return pool
-    return pool.as_strided(shape, strides)
+    stride = pool.stride(0) if page_size == 1 else pool.stride(1)
+    return pool.as_strided((1, pages * page_size, heads, d), (ALIGN, stride, pool.stride(2), 1))
+
+
+def _chunks(rows: torch.Tensor) -> torch.Tensor:
+    """[..., d] of a 16-bit type as [..., d / 8, 4] of int32."""
+    words = rows.view(torch.int32)
+    return words.view(*words.shape[:-1], -1, 4)

@@ -9,8 +9,14 @@ import numpy as np
 from .config import GRANULE, Tile
 from .ranges import key_tiles, query_span
 
-ITEM_INTS = 4  # request, kv head, tile, split
+ITEM_INTS = 8
+REQUEST, HEAD, TILE, PART, PARTS, PARTIAL = range(6)
+"""An item's fields: part PART of PARTS of the keys of a query tile; PARTIAL is where the part's result is left for the
+combine, -1 where the tile is not split. A split tile's own row has PARTS and its first PARTIAL in fields 3 and 4."""
 TILE_OVERHEAD = 1.5  # of a work item, in key tiles: its prologue and its epilogue
+PART_OVERHEAD = 4.0  # of each part of a split tile: its share of the combine
+MIN_PART = 8  # key tiles of a part, at least
+MAX_PARTS = 32
 SECTION_BYTES = 24 << 20  # of K and V that the items under way together read: well within the L2 cache of 50 to 60 MB
 
 
@@ -43,11 +49,78 @@ def query_tiles(q_lens: np.ndarray, ratio: int, tile: Tile) -> np.ndarray:
     return -(-granules // tile.granules)
 
 
-def work_list(step: Step, tile: Tile) -> np.ndarray:
-    """The items in the order in which blocks take them, int32 [items, ITEM_INTS].
+@dataclass(frozen=True)
+class Work:
+    """What the device gets.
 
-    Longest first, so that the last to finish are short. Requests and heads whose keys fit the cache together form a
-    section, and sections follow each other: the blocks at work at one time share what they read.
+    Args:
+        items: int32 [n, ITEM_INTS], in the order in which blocks take them.
+        split: int32 [split tiles, ITEM_INTS]: request, kv head, tile, parts, first partial.
+        partials: Results that the parts leave.
+    """
+
+    items: np.ndarray
+    split: np.ndarray
+    partials: int
+
+    @property
+    def num_splits(self) -> int:
+        """The most parts of any tile."""
+        return int(self.split[:, 3].max(initial=1))
+
+
+def choose_parts(cost: np.ndarray, heads: int, blocks: int) -> np.ndarray:
+    """Parts of each query tile, int64; all 1 where splitting would not finish sooner.
+
+    The finish is estimated: all blocks busy with the mean load, and then the longest item; with few items, as many
+    rounds of the longest. A limit on an item's key tiles is tried at each number of rounds' worth.
+    """
+    ones = np.ones(cost.size, np.int64)
+    if not cost.size or cost.size * heads > 4 * blocks:
+        return ones
+
+    def finish(parts: np.ndarray) -> float:
+        longest = float((cost / parts + np.where(parts > 1, PART_OVERHEAD, TILE_OVERHEAD)).max())
+        items = int(parts.sum()) * heads
+        load = heads * float((cost + parts * TILE_OVERHEAD).sum()) / blocks
+        return longest * -(-items // blocks) if items <= 4 * blocks else max(load + longest / 2, longest)
+
+    best, least = ones, 0.93 * finish(ones)
+    most = float(cost.max())
+    for k in range(2, MAX_PARTS + 1):
+        limit = max(most / k, MIN_PART)
+        parts = np.maximum(np.ceil(cost / limit), 1).astype(np.int64)
+        time = finish(parts)
+        if time < least:
+            best, least = parts, time
+    return best
+
+
+def last_round(cost: np.ndarray, blocks: int) -> tuple[int, int]:
+    """(items at the list's end to split, parts of each), so that the last round of many equal items fills all blocks.
+
+    (0, 1) where it would not pay: a causal list ends in short items, and needs none of this.
+    """
+    some = cost.size % blocks
+    if not some or cost.size < blocks:
+        return 0, 1
+    long = float(cost[cost.size - some :].mean())
+    best, parts = long + TILE_OVERHEAD, 1
+    for n in range(2, 9):
+        if long / n >= MIN_PART:
+            time = -(-some * n // blocks) * (long / n + PART_OVERHEAD)
+            if time < best:
+                best, parts = time, n
+    if long + TILE_OVERHEAD - best < 0.01 * float((cost + TILE_OVERHEAD).sum()) / blocks:
+        return 0, 1
+    return some, parts
+
+
+def work_list(step: Step, tile: Tile, blocks: int = 0) -> Work:
+    """The items, longest first, so that the last to finish are short; split where blocks is given and it helps.
+
+    Requests and heads whose keys fit the cache together form a section, and sections follow each other: the blocks
+    at work at one time share what they read.
     """
     tiles = query_tiles(step.q_lens, step.ratio, tile)
     request = np.repeat(np.arange(tiles.size), tiles)
@@ -55,7 +128,8 @@ def work_list(step: Step, tile: Tile) -> np.ndarray:
     q_len, kv_len = step.q_lens[request], step.kv_lens[request]
     first, last = query_span(index, step.ratio, q_len, tile.granules, np.minimum)
     n_min, n_max, _, _ = key_tiles(first, last, q_len, kv_len, step.left, step.right, tile.n, np.minimum, np.maximum)
-    cost = np.maximum(n_max - n_min, 0) + TILE_OVERHEAD
+    cost = np.maximum(n_max - n_min, 0)
+    parts = choose_parts(cost, step.kv_heads, blocks) if blocks else np.ones(cost.size, np.int64)
 
     # Sections: whole (request, head) pairs, requests with the most keys first.
     keys = np.minimum(step.kv_lens, step.q_lens + step.left)
@@ -64,10 +138,35 @@ def work_list(step: Step, tile: Tile) -> np.ndarray:
     section = np.empty((tiles.size, step.kv_heads), np.int64)
     section[by_keys] = ((np.cumsum(each) - each) // SECTION_BYTES).reshape(tiles.size, step.kv_heads)
 
-    heads = np.arange(step.kv_heads)
-    of = section[request].ravel()  # [items of a head, kv_heads]
-    order = np.lexsort((np.repeat(-cost, step.kv_heads), of))
-    items = np.zeros((order.size, ITEM_INTS), np.int32)
-    which, head = order // step.kv_heads, heads[order % step.kv_heads]
-    items[:, 0], items[:, 1], items[:, 2] = request[which], head, index[which]
-    return items
+    # Every (tile, head), then each as many times as it has parts.
+    heads = np.tile(np.arange(step.kv_heads), request.size)
+    of = np.repeat(np.arange(request.size), step.kv_heads)
+    count = parts[of]
+    if blocks and of.size and (parts == 1).all():
+        order = np.lexsort((-cost[of], section[request[of], heads]))
+        some, n = last_round(cost[of[order]], blocks)
+        count[order[order.size - some :]] = n
+    start = np.cumsum(count) - count
+    pair = np.repeat(np.arange(of.size), count)
+    part = np.arange(pair.size) - start[pair]
+    which = of[pair]
+    order = np.lexsort((-(cost[which] / count[pair]), section[request[which], heads[pair]], count[pair] > parts[which]))
+
+    is_split = count > 1
+    first_partial = np.cumsum(np.where(is_split, count, 0)) - np.where(is_split, count, 0)
+    rows = np.zeros((pair.size, ITEM_INTS), np.int32)
+    rows[:, REQUEST], rows[:, HEAD], rows[:, TILE] = request[which], heads[pair], index[which]
+    rows[:, PART], rows[:, PARTS] = part, count[pair]
+    rows[:, PARTIAL] = np.where(is_split[pair], first_partial[pair] + part, -1)
+    split = np.zeros((int(is_split.sum()), ITEM_INTS), np.int32)
+    chosen = np.flatnonzero(is_split)
+    split[:, 0], split[:, 1], split[:, 2] = request[of[chosen]], heads[chosen], index[of[chosen]]
+    split[:, 3], split[:, 4] = count[chosen], first_partial[chosen]
+    return Work(rows[order], split, int(count[chosen].sum()))
+
+
+def box_table(kv_lens: np.ndarray, box: int) -> tuple[np.ndarray, np.ndarray]:
+    """(owner of each box, first box of each request), int32; boxes of all requests numbered in one row."""
+    boxes = -(-kv_lens // box)
+    owner = np.repeat(np.arange(boxes.size), boxes).astype(np.int32)
+    return owner, (np.cumsum(boxes) - boxes).astype(np.int32)

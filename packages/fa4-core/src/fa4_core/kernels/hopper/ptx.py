@@ -76,16 +76,58 @@ def log2(x: Float32, *, loc=None, ip=None) -> Float32:
 
 
 @dsl_user_op
-def store_shared(address: Int32, value: Int32, *, loc=None, ip=None) -> None:
-    """Four bytes to shared memory."""
-    args = [Int32(x).ir_value(loc=loc, ip=ip) for x in (address, value)]
-    _asm(None, args, "st.shared.b32 [$0], $1;", "r,r,~{memory}", True, loc, ip)
+def add_to_exponent(y: Float32, integer: Float32, *, loc=None, ip=None) -> Float32:
+    """y times 2 to the integer that stands in the low bits of a float."""
+    args = [Float32(v).ir_value(loc=loc, ip=ip) for v in (y, integer)]
+    return Float32(_asm(T.f32(), args,
+         "{ .reg .b32 a, b; mov.b32 a, $2; mov.b32 b, $1; shl.b32 a, a, 23; add.s32 a, a, b; mov.b32 $0, a; }",
+         "=f,f,f", False, loc, ip))  # fmt: skip
 
 
 @dsl_user_op
-def copy_out_16_bytes(to: Int64, source: Int32, *, loc=None, ip=None) -> None:
-    """Sixteen bytes from shared memory to global memory."""
+def shift_left(x: Int32, by: Int32, *, loc=None, ip=None) -> Int32:
+    """x << by, where a shift of 32 or more leaves nothing (LLVM's would leave anything)."""
+    args = [Int32(v).ir_value(loc=loc, ip=ip) for v in (x, by)]
+    return Int32(_asm(T.i32(), args, "shl.b32 $0, $1, $2;", "=r,r,r", False, loc, ip))
+
+
+@dsl_user_op
+def store_shared(address: Int32, offset: int, value: Int32, *, loc=None, ip=None) -> None:
+    """Four bytes to shared memory, at a constant distance from an address."""
+    args = [Int32(x).ir_value(loc=loc, ip=ip) for x in (address, value)]
+    _asm(None, args, f"st.shared.b32 [$0+{offset}], $1;", "r,r,~{memory}", True, loc, ip)
+
+
+@dsl_user_op
+def store_global_pair(to: Int64, low: Float32, high: Float32, *, loc=None, ip=None) -> None:
+    """Two floats to global memory."""
+    args = [Int64(to).ir_value(loc=loc, ip=ip), *(Float32(x).ir_value(loc=loc, ip=ip) for x in (low, high))]
+    _asm(None, args, "st.global.v2.f32 [$0], {$1, $2};", "l,f,f,~{memory}", True, loc, ip)
+
+
+@dsl_user_op
+def copy_out_16_bytes(to: Int64, source: Int32, offset: int, *, loc=None, ip=None) -> None:
+    """Sixteen bytes from shared memory, at a constant distance from an address, to global memory."""
     args = [Int64(to).ir_value(loc=loc, ip=ip), Int32(source).ir_value(loc=loc, ip=ip)]
     _asm(None, args,
-         "{ .reg .b32 a, b, c, d; ld.shared.v4.b32 {a, b, c, d}, [$1]; st.global.v4.b32 [$0], {a, b, c, d}; }",
-         "l,r,~{memory}", True, loc, ip)  # fmt: skip
+         f"{{ .reg .b32 a, b, c, d; ld.shared.v4.b32 {{a, b, c, d}}, [$1+{offset}];"
+         " st.global.v4.b32 [$0], {a, b, c, d}; }", "l,r,~{memory}", True, loc, ip)  # fmt: skip
+
+
+@dsl_user_op
+def load_16_bytes_or_zeros(source: Int64, wanted: Int32, *, loc=None, ip=None) -> tuple[Int32, Int32, Int32, Int32]:
+    """Sixteen bytes of global memory; zeros, and nothing read, where not wanted."""
+    args = [Int64(source).ir_value(loc=loc, ip=ip), Int32(wanted).ir_value(loc=loc, ip=ip)]
+    words = llvm.StructType.get_literal([T.i32()] * 4)
+    found = _asm(words, args,
+         "{ .reg .pred p; setp.ne.b32 p, $5, 0; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;"
+         " @p ld.global.nc.L1::no_allocate.v4.b32 {$0, $1, $2, $3}, [$4]; }",
+         "=&r,=&r,=&r,=&r,l,r", False, loc, ip)  # fmt: skip
+    return tuple(Int32(llvm.extractvalue(T.i32(), found, [i], loc=loc, ip=ip)) for i in range(4))
+
+
+@dsl_user_op
+def store_16_bytes(to: Int64, a: Int32, b: Int32, c: Int32, d: Int32, *, loc=None, ip=None) -> None:
+    """Sixteen bytes to global memory."""
+    args = [Int64(to).ir_value(loc=loc, ip=ip), *(Int32(x).ir_value(loc=loc, ip=ip) for x in (a, b, c, d))]
+    _asm(None, args, "st.global.v4.b32 [$0], {$1, $2, $3, $4};", "l,r,r,r,r,~{memory}", True, loc, ip)

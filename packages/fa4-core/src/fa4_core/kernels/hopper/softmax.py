@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import cutlass
-from cutlass import Float32, Int32, const_expr, cute, range_constexpr
+from cutlass import Boolean, Float32, Int32, const_expr, cute, range_constexpr
 
 from . import ptx
 
-QUAD = 4  # lanes that share a row of an accumulator
+SLACK = 8.0  # in powers of two
 
 
 def quad_max(x: Float32) -> Float32:
@@ -40,32 +40,71 @@ def row_max(acc: cute.Tensor, r: int, start: Float32) -> Float32:
 
 
 @cute.jit
-def step(acc: cute.Tensor, top: cute.Tensor, total: cute.Tensor, decay: cute.Tensor, scale: Float32, masked: cutlass.Constexpr,
-         first: cutlass.Constexpr) -> None:  # fmt: skip
-    """Turn a tile's scores into weights relative to the new maximum; update the rows' maximum, sum and decay.
+def find_top(acc: cute.Tensor, top: cute.Tensor, decay: cute.Tensor, scale: Float32,
+             first: cutlass.Constexpr) -> Boolean:  # fmt: skip
+    """Update the rows' maxima by a tile's scores; returns whether the output of any row of the warp must be rescaled.
 
-    top and total hold one value a row, total summed over this thread's own columns alone until the end. A row's
-    operations depend on nothing but the row, so its bits do not depend on what shares its tile.
+    A maximum only moves when it would by more than SLACK: until then weights grow to 2 ** SLACK at most, which costs
+    no accuracy, and the output accumulator need not be touched. A row's operations and decisions depend on nothing but
+    the row, so its bits do not depend on what shares its tile.
     """
-    n = cute.size(acc) // 4
+    moved = Boolean(False)
     for r in range_constexpr(2):
         if const_expr(first):
-            new = quad_max(row_max(acc, r, acc[element(1, r, 1)]))
+            top[r] = quad_max(row_max(acc, r, acc[element(1, r, 1)]))
         else:
             new = quad_max(row_max(acc, r, top[r]))
-        base = new
+            far = (new - top[r]) * scale > SLACK  # inf - inf is no number, and not far
+            decay[r] = ptx.exp2((top[r] - new) * scale) if far else Float32(1.0)
+            top[r] = new if far else top[r]
+            moved = moved or far
+    return cute.arch.vote_any_sync(moved)
+
+
+@cute.jit
+def exponentiate(acc: cute.Tensor, top: cute.Tensor, scale: Float32, masked: cutlass.Constexpr,
+                 by_polynomial: cutlass.Constexpr) -> None:  # fmt: skip
+    """Scores to weights; by_polynomial of eight columns off the special function unit."""
+    offsets = cute.make_rmem_tensor(2, Float32)
+    for r in range_constexpr(2):
+        base = top[r]
         if const_expr(masked):  # a row that sees nothing yet: exp2(-inf - 0) = 0, not exp2(-inf + inf)
-            base = Float32(0.0) if new == -Float32.inf else new
-        if const_expr(not first):
-            decay[r] = ptx.exp2((top[r] - base) * scale)
-        top[r] = new
-        offset = -base * scale
-        sums = [Float32(0.0) if const_expr(first) else total[r] * decay[r], Float32(0.0), Float32(0.0), Float32(0.0)]
-        for i in range_constexpr(2 * n):
+            base = Float32(0.0) if base == -Float32.inf else base
+        offsets[r] = -base * scale
+    for i in range_constexpr(cute.size(acc) // 2):
+        for r in range_constexpr(2):  # both rows in turn, to shorten the wait of each on its own sums
             e = element(i // 2, r, i % 2)
-            acc[e] = ptx.exp2(ptx.fma(acc[e], scale, offset))
-            sums[i % 4] = sums[i % 4] + acc[e]
+            x = ptx.fma(acc[e], scale, offsets[r])
+            # Which unit computes an element depends on its column alone.
+            acc[e] = exp2_by_polynomial(x) if const_expr(i % 8 >= 8 - by_polynomial) else ptx.exp2(x)
+
+
+@cute.jit
+def add_up(acc: cute.Tensor, total: cute.Tensor, decay: cute.Tensor, first: cutlass.Constexpr) -> None:
+    """Take a tile's weights into the rows' sums, each thread its own columns."""
+    n = cute.size(acc) // 4
+    for r in range_constexpr(2):
+        start = Float32(0.0) if const_expr(first) else total[r] * decay[r]
+        sums = [start + acc[element(0, r, 0)], acc[element(0, r, 1)], acc[element(1, r, 0)], acc[element(1, r, 1)]]
+        for i in range_constexpr(4, 2 * n):
+            sums[i % 4] = sums[i % 4] + acc[element(i // 2, r, i % 2)]
         total[r] = (sums[0] + sums[1]) + (sums[2] + sums[3])
+
+
+@cute.jit
+def exp2_by_polynomial(x: Float32) -> Float32:
+    """2 ** x for x of at most 120 or so, on the FMA units: relative error 1.02e-4, a twentieth of bfloat16's.
+
+    Rounded to the nearest integer by adding 1.5 * 2**23, so that the integer stands in the low bits; the rest, in
+    [-1/2, 1/2], through a cubic that is 1 at 0; the integer added to the exponent. -inf gives exactly 0.
+    """
+    x = cute.arch.fmax(x, Float32(-127.0))
+    shifted = x + Float32(12582912.0)
+    rest = x - (shifted - Float32(12582912.0))
+    y = ptx.fma(rest, Float32(0.05500893153378589), Float32(0.24221096482940754))
+    y = ptx.fma(rest, y, Float32(0.6932829276694751))
+    y = ptx.fma(rest, y, Float32(1.0))
+    return ptx.add_to_exponent(y, shifted)
 
 
 @cute.jit
@@ -94,7 +133,10 @@ def pack(acc: cute.Tensor, out: cute.Tensor, dtype: type) -> None:
 
 
 @cute.jit
-def clear(acc: cute.Tensor) -> None:
-    """Zero an accumulator."""
-    for i in range_constexpr(cute.size(acc)):
-        acc[i] = Float32(0.0)
+def divide(acc: cute.Tensor, factor: cute.Tensor) -> None:
+    """The last rescale: rows of factor 0 saw nothing, and their registers may hold anything."""
+    for r in range_constexpr(2):
+        seen = factor[r] != 0.0
+        for i in range_constexpr(cute.size(acc) // 2):
+            e = element(i // 2, r, i % 2)
+            acc[e] = acc[e] * factor[r] if seen else Float32(0.0)
