@@ -192,6 +192,34 @@ def host_costs() -> dict[str, float]:
     return costs
 
 
+def table(rows: list[dict]) -> str:
+    """The ratios to FA3 as a Markdown table, TFLOP/s in brackets."""
+    lines = ["| work | " + " | ".join(f"page {p}" for p in PAGES) + " |", "|---|" + "---|" * len(PAGES)]
+    for work in dict.fromkeys(r["work"] for r in rows):
+        cells = [next(r for r in rows if (r["work"], r["page"]) == (work, p)) for p in PAGES]
+        lines.append(f"| {work} | " + " | ".join(f"{r['ratio_fa3'] or 0:.2f} ({r['ours']:.0f})" for r in cells) + " |")
+    return "\n".join(lines)
+
+
+def plot(rows: list[dict], path: Path) -> None:
+    """TFLOP/s of each kernel on each work at page 16, as bars."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    mine = [r for r in rows if r["page"] == "16"]
+    fig, ax = plt.subplots(figsize=(12, 5))
+    for i, name in enumerate(("ours", "fa3", "fa4", "cudnn")):
+        ax.bar([x + 0.2 * i for x in range(len(mine))], [r[name] or 0 for r in mine], 0.2, label=name)
+    ax.set_xticks([x + 0.3 for x in range(len(mine))], [r["work"] for r in mine], rotation=30, ha="right")
+    ax.set_ylabel("TFLOP/s of visible pairs")
+    ax.set_title("Paged prefill, pages of 16 (cuDNN: dense)")
+    ax.legend()
+    fig.tight_layout()
+    fig.savefig(path, dpi=120)
+
+
 def main() -> None:
     """Measure, print, and keep."""
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -200,7 +228,13 @@ def main() -> None:
     ap.add_argument("--peers", default="fa3,fa4,cudnn")
     ap.add_argument("--commit", default="")
     ap.add_argument("--out", type=Path)
+    ap.add_argument("--draw", type=Path, help="measure nothing: print the table of this result and draw it beside it")
     args = ap.parse_args()
+    if args.draw:
+        rows = json.loads(args.draw.read_text())["rows"]
+        print(table(rows))
+        plot(rows, args.draw.with_suffix(".png"))
+        return
     from conftest import load_objects
 
     load_objects()
@@ -225,7 +259,7 @@ def main() -> None:
         del run
         torch.cuda.empty_cache()
     costs = host_costs()
-    print(json.dumps(costs))
+    print(table(rows), json.dumps(costs), sep="\n")
     if args.out:
         smi = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         driver = subprocess.run(smi, capture_output=True, text=True, check=False).stdout.split("\n")[0]

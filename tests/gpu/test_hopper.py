@@ -8,7 +8,7 @@ import torch
 from fa4_core import LayerSpec
 from scenes import LAYOUTS, check, make, run
 
-DIMS = [(64, 64), (128, 128), (192, 128), (256, 256)]
+DIMS = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)]
 PAGES = [1, 2, 5, 8, 16, 48, 128]
 
 
@@ -153,6 +153,37 @@ def test_lengths_shorter_than_the_hosts_bounds():
     scene.batch = PrefillBatch(b.cu_seqlens_q, b.kv_lens, b.page_table, 16, host_q_lens=[300, 300],
                                host_kv_lens=[700, 700])  # fmt: skip
     check(scene)
+
+
+@pytest.mark.parametrize("page", [1, 16])
+def test_graph_replay_with_other_lengths(page):
+    from fa4_core.kernels.hopper import HopperKernel
+    from scenes import answer
+
+    scene = make(spec_of(8, 1), [90, 40], [5000, 600], page, order="mixed")
+    scale = 128**-0.5
+    plan = HopperKernel().plan(scene.batch, scene.spec, invariant=False)
+    assert plan.num_splits > 1
+    out = torch.full_like(scene.q, 777.0)
+
+    def step():
+        plan.run(scene.q, scene.k, scene.v, scale=scale, softcap=0.0, sinks=None, out=out, lse=None)
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for kv_lens in ([5000, 600], [4321, 41], [100, 600]):
+        scene.batch.kv_lens.copy_(torch.tensor(kv_lens, dtype=torch.int32))
+        scene.kv_lens, dense = kv_lens, scene.dense
+        scene.dense = [(k[:n], v[:n]) for (k, v), n in zip(dense, kv_lens)]
+        out.fill_(777.0)
+        graph.replay()
+        torch.cuda.synchronize()
+        want, _ = answer(scene, scale)
+        assert (out.float() - want).abs().max() < 2e-2
+        scene.dense = dense
 
 
 def test_pools_past_two_billion_elements():

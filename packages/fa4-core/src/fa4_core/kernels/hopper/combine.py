@@ -24,7 +24,7 @@ class Combine:
 
     def __init__(self, d_v: int, dtype: type) -> None:
         self.d_v, self.dtype = d_v, dtype
-        self.pairs = d_v // 64  # pairs of elements a lane
+        self.pairs = -(-d_v // 64)  # pairs of elements a lane
 
     @cute.jit
     def __call__(
@@ -79,13 +79,15 @@ class Combine:
                 total = total + weight
                 for i in range_constexpr(self.pairs):
                     at = 64 * i + 2 * lane
-                    sums[2 * i] = sums[2 * i] + weight * mPartO[row + p * m, at]
-                    sums[2 * i + 1] = sums[2 * i + 1] + weight * mPartO[row + p * m, at + 1]
+                    if at < self.d_v:
+                        sums[2 * i] = sums[2 * i] + weight * mPartO[row + p * m, at]
+                        sums[2 * i + 1] = sums[2 * i + 1] + weight * mPartO[row + p * m, at + 1]
             empty = total == 0.0
             factor = Float32(0.0) if empty else Float32(1.0) / total
             for i in range_constexpr(self.pairs):
                 at = 64 * i + 2 * lane
-                mO[row0 + query, head, at] = (sums[2 * i] * factor).to(self.dtype)
-                mO[row0 + query, head, at + 1] = (sums[2 * i + 1] * factor).to(self.dtype)
+                if at < self.d_v:
+                    mO[row0 + query, head, at] = (sums[2 * i] * factor).to(self.dtype)
+                    mO[row0 + query, head, at + 1] = (sums[2 * i + 1] * factor).to(self.dtype)
             if want_lse == 1 and lane == 0:
                 mLSE[head, row0 + query] = -Float32.inf if empty else (base + ptx.log2(total)) * LN2

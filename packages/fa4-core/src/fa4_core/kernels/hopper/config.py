@@ -62,9 +62,10 @@ class Tile:
 
 TILES: dict[tuple[int, int], Tile] = {
     (64, 64): Tile(groups=3, n=128, k_stages=4, v_stages=4, q_stages=2),
+    (96, 96): Tile(groups=3, n=80, k_stages=3, v_stages=3, q_stages=2),  # columns 96 to 127 are zeros
     (128, 128): Tile(groups=3, n=80, k_stages=3, v_stages=3, q_stages=2),
     (192, 128): Tile(groups=3, n=80, k_stages=3, v_stages=3, q_stages=1),
-    (256, 256): Tile(groups=2, n=80, k_stages=2, v_stages=2, q_stages=1, late_wait=False),
+    (256, 256): Tile(groups=2, n=64, k_stages=2, v_stages=3, q_stages=1),
 }
 """By (head dim, value head dim)."""
 
@@ -93,6 +94,16 @@ class Config:
         return TILES[self.d, self.d_v]
 
     @property
+    def width(self) -> int:
+        """Columns of Q and K in shared memory: whole panels, zeros past d."""
+        return -(-self.d // COLUMNS) * COLUMNS
+
+    @property
+    def width_v(self) -> int:
+        """Columns of V and of the output in shared memory, likewise."""
+        return -(-self.d_v // COLUMNS) * COLUMNS
+
+    @property
     def name(self) -> str:
         """A C identifier, the name of the compiled function."""
         dims = f"d{self.d}" if self.d == self.d_v else f"d{self.d}v{self.d_v}"
@@ -102,7 +113,8 @@ class Config:
     def smem_bytes(self) -> int:
         """Shared memory of a block, barriers left out. The output leaves through the query tile's buffer."""
         t = self.tile
-        return 2 * (t.q_stages * t.m * max(self.d, self.d_v) + t.n * (t.k_stages * self.d + t.v_stages * self.d_v))
+        keys = t.n * (t.k_stages * self.width + t.v_stages * self.width_v)
+        return 2 * (t.q_stages * t.m * max(self.width, self.width_v) + keys)
 
 
 def all_configs() -> list[Config]:

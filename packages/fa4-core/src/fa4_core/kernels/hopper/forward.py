@@ -48,7 +48,7 @@ class Forward:
         self.config, self.tile = config, config.tile
         self.dtype = DTYPES[config.dtype]
         self.loaders = (PageLoader(config, config.d, exact=False), PageLoader(config, config.d_v, exact=True))
-        self.q_panels = config.d // COLUMNS
+        self.q_bytes = 2 * self.tile.m * config.width
 
     # ------------------------------------------------------------------ host
 
@@ -86,7 +86,7 @@ class Forward:
     ) -> None:
         """Make the tensor maps and launch."""
         atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, self.dtype)
-        t, d, d_v = self.tile, self.config.d, self.config.d_v
+        t, d, d_v = self.tile, self.config.width, self.config.width_v
         sQ_layout = cute.tile_to_shape(atom, (t.m, d, t.q_stages), (0, 1, 2))
         sK_layout = cute.tile_to_shape(atom, (t.n, d, t.k_stages), (0, 1, 2))
         sV_layout = cute.tile_to_shape(atom, (t.n, d_v, t.v_stages), (0, 1, 2))
@@ -217,7 +217,6 @@ class Forward:
         index, turn, going = block, Int32(0), Int32(1)
         while going == 1:
             stage, phase = turn % t.q_stages, (turn // t.q_stages) & 1
-            cute.arch.mbarrier_wait(bars.free + stage, phase ^ 1)
             going = Int32(1) if index < items else Int32(0)
             if index < items:
                 request, kv_head, tile = mWork[index, 0], mWork[index, 1], mWork[index, 2]
@@ -235,19 +234,21 @@ class Forward:
                 if parts > 1:
                     whole = cutlass.max(n_max - n_min, 0)
                     n_min, n_max = n_min + whole * part // parts, n_min + whole * (part + 1) // parts
+                # Only now, with the item looked up, wait for a place to put it.
+                cute.arch.mbarrier_wait(bars.free + stage, phase ^ 1)
                 if lane == 0:
                     fields = (1, request, row0, q_len, kv_len, granule0, kv_head, n_min, n_max, clear_lo, clear_hi,
                               cutlass.max(0, kv_len - q_len - left), partial)  # fmt: skip
                     for i in range_constexpr(len(SLOT)):
                         slots[stage, i] = Int32(fields[i])
                     cute.arch.mbarrier_arrive(bars.item + stage)
-                    cute.arch.mbarrier_arrive_and_expect_tx(bars.q + stage, 2 * t.m * self.config.d)
+                    cute.arch.mbarrier_arrive_and_expect_tx(bars.q + stage, self.q_bytes)
                 cute.arch.sync_warp()
                 if lane < t.granules:
                     head = kv_head * ratio + (granule0 + lane) % ratio
                     row = row0 + GRANULE * ((granule0 + lane) // ratio)
-                    at = base + stage * (2 * t.m * self.config.d) + lane * (GRANULE * ROW_BYTES)
-                    for p in range_constexpr(self.q_panels):
+                    at = base + stage * self.q_bytes + lane * (GRANULE * ROW_BYTES)
+                    for p in range_constexpr(self.config.width // COLUMNS):
                         ptx.tma_load_3d(at + p * t.m * ROW_BYTES, descriptor, COLUMNS * p, row, head,
                                         (bars.q + stage).toint())  # fmt: skip
                 taken = Int32(0)
@@ -257,6 +258,7 @@ class Forward:
                         mControl[0] = 0
                 index = blocks + cute.arch.shuffle_sync(taken, offset=0)
             else:
+                cute.arch.mbarrier_wait(bars.free + stage, phase ^ 1)
                 if lane == 0:
                     slots[stage, 0] = Int32(0)
                     cute.arch.mbarrier_arrive(bars.item + stage)
@@ -310,7 +312,7 @@ class Forward:
     def consume(self, qk, pv, sQ, sK, sV, slots, bars, mO, mLSE, mSinks, mPartO, mPartLSE, want_lse, has_sinks, scale,
                 inner, left, right, ratio):  # fmt: skip
         """A consumer warpgroup: the two products and the softmax of its 64 rows, item after item."""
-        t, d_v = self.tile, self.config.d_v
+        t, d_v = self.tile, self.config.width_v
         tid, _, _ = cute.arch.thread_idx()
         thread = tid - 128
         group = cute.arch.make_warp_uniform(thread // 128)
@@ -368,7 +370,7 @@ class Forward:
                     self.last_product(w, tiles, begun)
                 if slots[slot, 12] < 0:
                     self.finish(w, mO, mLSE, mSinks, want_lse, has_sinks, row0, q_len,
-                                sQ.iterator.toint() + slot * (2 * t.m * self.config.d))  # fmt: skip
+                                sQ.iterator.toint() + slot * self.q_bytes)  # fmt: skip
                 else:
                     self.finish_part(w, mPartO, mPartLSE, slots[slot, 12] * t.m + 64 * group + 16 * warp)
                 cute.arch.sync_warp()
@@ -480,7 +482,7 @@ class Forward:
     @cute.jit
     def finish(self, w, mO, mLSE, mSinks, want_lse, has_sinks, row0, q_len, smem):
         """Divide, and write a warp's two granules of out and lse through its own rows of the query tile."""
-        t, d_v = self.tile, self.config.d_v
+        t, d_v = self.tile, self.config.width_v
         lane = w.lane
         factor = cute.make_rmem_tensor(2, Float32)
         for r in range_constexpr(2):
@@ -512,6 +514,9 @@ class Forward:
                     e = softmax.element(8 * panel + chunk, r, 0)
                     value = ptx.pack_half2(w.tOrO[e], w.tOrO[e + 1], self.dtype)
                     ptx.store_shared(at, panel * panel_bytes + r * GRANULE * ROW_BYTES, value)
+        # The copy engine writes the next query tile here: these writes come first. Not after the stores to global
+        # memory below, which the fence would wait for.
+        cute.arch.fence_view_async_shared()
         cute.arch.sync_warp()
         chunks = d_v // 8  # of a row
         at_once = 32 // chunks  # rows that a warp writes together
@@ -522,12 +527,10 @@ class Forward:
             start = cute.domain_offset((first, w.heads[r], 8 * chunk), mO).iterator.toint()
             left = q_len - w.queries[r] - row
             for i in range_constexpr(GRANULE // at_once):
-                if i * at_once < left:
+                if i * at_once < left and chunk < self.config.d_v // 8:
                     swizzled = source + (chunk % 8 ^ (row + i * at_once)) * 16
                     ptx.copy_out_16_bytes(start + Int64(2 * i * at_once) * mO.stride[0], swizzled,
                                           (GRANULE * r + i * at_once) * ROW_BYTES)  # fmt: skip
-        # The next query tile is written here by the copy engine: order these reads and writes before it.
-        cute.arch.fence_view_async_shared()
 
     @cute.jit
     def finish_part(self, w, mPartO, mPartLSE, row):

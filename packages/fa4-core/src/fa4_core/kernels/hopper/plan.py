@@ -131,38 +131,49 @@ def work_list(step: Step, tile: Tile, blocks: int = 0) -> Work:
     cost = np.maximum(n_max - n_min, 0)
     parts = choose_parts(cost, step.kv_heads, blocks) if blocks else np.ones(cost.size, np.int64)
 
-    # Sections: whole (request, head) pairs, requests with the most keys first.
-    keys = np.minimum(step.kv_lens, step.q_lens + step.left)
-    by_keys = np.argsort(-keys, kind="stable")
-    each = np.repeat(keys[by_keys] * step.row_bytes, step.kv_heads)  # bytes of a pair
-    section = np.empty((tiles.size, step.kv_heads), np.int64)
-    section[by_keys] = ((np.cumsum(each) - each) // SECTION_BYTES).reshape(tiles.size, step.kv_heads)
-
-    # Every (tile, head), then each as many times as it has parts.
-    heads = np.tile(np.arange(step.kv_heads), request.size)
-    of = np.repeat(np.arange(request.size), step.kv_heads)
+    # Every (tile, head), longest first; then by section, a stable sort of small numbers.
+    by_cost = np.argsort(-(cost / parts), kind="stable")
+    of = np.repeat(by_cost, step.kv_heads)
+    head = np.arange(of.size) % step.kv_heads
+    section = sections(step)
+    if section.max(initial=0) > 0:
+        order = np.argsort(section[request[of], head], kind="stable")
+        of, head = of[order], head[order]
     count = parts[of]
     if blocks and of.size and (parts == 1).all():
-        order = np.lexsort((-cost[of], section[request[of], heads]))
-        some, n = last_round(cost[of[order]], blocks)
-        count[order[order.size - some :]] = n
+        some, n = last_round(cost[of], blocks)
+        count[of.size - some :] = n
+
+    # Each as many times as it has parts.
+    is_split = count > 1
+    if not is_split.any():
+        rows = np.empty((of.size, ITEM_INTS), np.int32)
+        rows[:, REQUEST], rows[:, HEAD], rows[:, TILE] = request[of], head, index[of]
+        rows[:, PART:] = (0, 1, -1, 0, 0)
+        return Work(rows, np.empty((0, ITEM_INTS), np.int32), 0)
     start = np.cumsum(count) - count
     pair = np.repeat(np.arange(of.size), count)
     part = np.arange(pair.size) - start[pair]
-    which = of[pair]
-    order = np.lexsort((-(cost[which] / count[pair]), section[request[which], heads[pair]], count[pair] > parts[which]))
-
-    is_split = count > 1
     first_partial = np.cumsum(np.where(is_split, count, 0)) - np.where(is_split, count, 0)
     rows = np.zeros((pair.size, ITEM_INTS), np.int32)
-    rows[:, REQUEST], rows[:, HEAD], rows[:, TILE] = request[which], heads[pair], index[which]
+    rows[:, REQUEST], rows[:, HEAD], rows[:, TILE] = request[of[pair]], head[pair], index[of[pair]]
     rows[:, PART], rows[:, PARTS] = part, count[pair]
     rows[:, PARTIAL] = np.where(is_split[pair], first_partial[pair] + part, -1)
-    split = np.zeros((int(is_split.sum()), ITEM_INTS), np.int32)
     chosen = np.flatnonzero(is_split)
-    split[:, 0], split[:, 1], split[:, 2] = request[of[chosen]], heads[chosen], index[of[chosen]]
+    split = np.zeros((chosen.size, ITEM_INTS), np.int32)
+    split[:, 0], split[:, 1], split[:, 2] = request[of[chosen]], head[chosen], index[of[chosen]]
     split[:, 3], split[:, 4] = count[chosen], first_partial[chosen]
-    return Work(rows[order], split, int(count[chosen].sum()))
+    return Work(rows, split, int(count[chosen].sum()))
+
+
+def sections(step: Step) -> np.ndarray:
+    """The section of each (request, head) pair, int16 [requests, kv_heads]; requests with the most keys first."""
+    keys = np.minimum(step.kv_lens, step.q_lens + step.left)
+    by_keys = np.argsort(-keys, kind="stable")
+    each = np.repeat(keys[by_keys] * step.row_bytes, step.kv_heads)
+    found = np.empty((keys.size, step.kv_heads), np.int16)
+    found[by_keys] = np.minimum((np.cumsum(each) - each) // SECTION_BYTES, 32767).reshape(keys.size, step.kv_heads)
+    return found
 
 
 def box_table(kv_lens: np.ndarray, box: int) -> tuple[np.ndarray, np.ndarray]:
