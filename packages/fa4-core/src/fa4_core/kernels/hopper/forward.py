@@ -526,11 +526,13 @@ class Forward:
             first = row0 + w.queries[r] + row
             start = cute.domain_offset((first, w.heads[r], 8 * chunk), mO).iterator.toint()
             left = q_len - w.queries[r] - row
+            words = []  # all of a granule's loads before its stores, which would each wait for one
+            for i in range_constexpr(GRANULE // at_once):
+                swizzled = source + (chunk % 8 ^ (row + i * at_once)) * 16
+                words.append(ptx.load_shared_16_bytes(swizzled, (GRANULE * r + i * at_once) * ROW_BYTES))
             for i in range_constexpr(GRANULE // at_once):
                 if i * at_once < left and chunk < self.config.d_v // 8:
-                    swizzled = source + (chunk % 8 ^ (row + i * at_once)) * 16
-                    ptx.copy_out_16_bytes(start + Int64(2 * i * at_once) * mO.stride[0], swizzled,
-                                          (GRANULE * r + i * at_once) * ROW_BYTES)  # fmt: skip
+                    ptx.store_16_bytes(start + Int64(2 * i * at_once) * mO.stride[0], *words[i])
 
     @cute.jit
     def finish_part(self, w, mPartO, mPartLSE, row):

@@ -106,12 +106,13 @@ def store_global_pair(to: Int64, low: Float32, high: Float32, *, loc=None, ip=No
 
 
 @dsl_user_op
-def copy_out_16_bytes(to: Int64, source: Int32, offset: int, *, loc=None, ip=None) -> None:
-    """Sixteen bytes from shared memory, at a constant distance from an address, to global memory."""
-    args = [Int64(to).ir_value(loc=loc, ip=ip), Int32(source).ir_value(loc=loc, ip=ip)]
-    _asm(None, args,
-         f"{{ .reg .b32 a, b, c, d; ld.shared.v4.b32 {{a, b, c, d}}, [$1+{offset}];"
-         " st.global.v4.b32 [$0], {a, b, c, d}; }", "l,r,~{memory}", True, loc, ip)  # fmt: skip
+def load_shared_16_bytes(source: Int32, offset: int, *, loc=None, ip=None) -> tuple[Int32, Int32, Int32, Int32]:
+    """Sixteen bytes of shared memory, at a constant distance from an address."""
+    args = [Int32(source).ir_value(loc=loc, ip=ip)]
+    words = llvm.StructType.get_literal([T.i32()] * 4)
+    found = _asm(words, args, f"ld.shared.v4.b32 {{$0, $1, $2, $3}}, [$4+{offset}];", "=r,=r,=r,=r,r,~{memory}", True,
+                 loc, ip)  # fmt: skip
+    return tuple(Int32(llvm.extractvalue(T.i32(), found, [i], loc=loc, ip=ip)) for i in range(4))
 
 
 @dsl_user_op
