@@ -40,8 +40,9 @@ def test_gqa_ratios(hq, hk):
 
 @pytest.mark.parametrize("window", [(None, None), (None, 0), (0, 0), (127, 0), (100, 50), (None, 13), (1000, None)])
 @pytest.mark.parametrize("page", [1, 16])
-def test_windows(window, page):
-    spec = spec_of(causal=False, window=window)
+@pytest.mark.parametrize("d", [64, 128])
+def test_windows(window, page, d):
+    spec = spec_of(d=d, causal=False, window=window)
     check(make(spec, [300, 1, 513], [800, 500, 513], page, reclaim=True))
 
 

@@ -69,6 +69,10 @@ TILES: dict[tuple[int, int], Tile] = {
 }
 """By (head dim, value head dim)."""
 
+NARROW: dict[tuple[int, int], Tile] = {(64, 64): Tile(groups=3, n=64, k_stages=6, v_stages=6, q_stages=2)}
+"""For windows of at most NARROW_KEYS keys: shorter key tiles waste less at both ends of what a query tile sees."""
+NARROW_KEYS = 256
+
 
 @dataclass(frozen=True)
 class Config:
@@ -80,6 +84,7 @@ class Config:
         dtype: "bf16" or "fp16".
         load: How keys reach shared memory.
         softcap: Scores pass through a tanh.
+        narrow: The window is short.
     """
 
     d: int
@@ -87,11 +92,12 @@ class Config:
     dtype: Literal["bf16", "fp16"]
     load: Load
     softcap: bool = False
+    narrow: bool = False
 
     @property
     def tile(self) -> Tile:
         """The tile shape."""
-        return TILES[self.d, self.d_v]
+        return (NARROW if self.narrow else TILES)[self.d, self.d_v]
 
     @property
     def width(self) -> int:
@@ -107,7 +113,7 @@ class Config:
     def name(self) -> str:
         """A C identifier, the name of the compiled function."""
         dims = f"d{self.d}" if self.d == self.d_v else f"d{self.d}v{self.d_v}"
-        return f"fa4_hopper_{dims}_{self.dtype}_{self.load}" + "_softcap" * self.softcap
+        return f"fa4_hopper_{dims}_{self.dtype}_{self.load}" + "_softcap" * self.softcap + "_narrow" * self.narrow
 
     @property
     def smem_bytes(self) -> int:
@@ -120,8 +126,9 @@ class Config:
 def all_configs() -> list[Config]:
     """Every variant there is."""
     return [
-        Config(d, d_v, dtype, load, softcap)
-        for d, d_v in TILES
+        Config(d, d_v, dtype, load, softcap, narrow)
+        for narrow, tiles in ((False, TILES), (True, NARROW))
+        for d, d_v in tiles
         for dtype in ("bf16", "fp16")
         for load in ("boxes", "slots")
         for softcap in (False, True)

@@ -12,7 +12,7 @@ import torch
 from ...batch import PrefillBatch
 from ...errors import bad
 from ...spec import LayerSpec
-from .config import BOX, TILES, Config
+from .config import BOX, NARROW, NARROW_KEYS, TILES, Config
 from .plan import ITEM_INTS, Step, box_table, work_list
 from .ranges import window_sides
 
@@ -76,10 +76,12 @@ class HopperPlan:
 
     def __init__(self, batch: PrefillBatch, spec: LayerSpec, *, split: bool) -> None:
         load = "boxes" if batch.page_size % BOX == 0 else "slots"
-        self.config = Config(spec.head_dim, spec.head_dim_v or spec.head_dim, DTYPES[spec.dtype], load, spec.softcap)
+        self.left, self.right = window_sides(spec.window)
+        d, d_v = spec.head_dim, spec.head_dim_v or spec.head_dim
+        narrow = self.left + self.right < NARROW_KEYS and (d, d_v) in NARROW
+        self.config = Config(d, d_v, DTYPES[spec.dtype], load, spec.softcap, narrow)
         self.load_path = "tma-pages" if load == "boxes" else "tma-slots"
         self.batch, self.spec = batch, spec
-        self.left, self.right = window_sides(spec.window)
         q_lens, kv_lens = _host_lengths(batch)
         row_bytes = 2 * (self.config.d + self.config.d_v)
         step = Step(q_lens, kv_lens, spec.kv_heads, spec.ratio, self.left, self.right, row_bytes)
