@@ -87,7 +87,7 @@ def test_longest_first_within_a_section():
 
 def test_keys_that_fit_the_cache_form_a_section():
     heads = 8
-    items = work_list(step_of([65536], [65536], heads, 4), SHAPE).items  # 32 MB a head
+    items = work_list(step_of([200_000], [200_000], heads, 4), SHAPE).items  # 98 MB a head
     assert list(dict.fromkeys(items[:, 1].tolist())) == list(range(heads))
     change = np.count_nonzero(np.diff(items[:, 1]))
     assert change == heads - 1
