@@ -25,9 +25,6 @@ class Tile:
         k_stages: Tiles of K in flight.
         v_stages: Tiles of V in flight.
         q_stages: Query tiles in flight; 2 hides the next tile's load behind this one's work.
-        turns: Consumers take turns at the tensor cores.
-        late_wait: The wait for the output product comes after the exponentials, not before.
-        polynomial: Of each eight exponentials, those computed on the FMA units.
     """
 
     groups: int
@@ -35,9 +32,6 @@ class Tile:
     k_stages: int
     v_stages: int
     q_stages: int
-    turns: bool = False
-    polynomial: int = 0
-    late_wait: bool = True
 
     @property
     def m(self) -> int:
@@ -57,7 +51,7 @@ class Tile:
     @property
     def registers(self) -> tuple[int, int]:
         """(consumer, producer) registers a thread after the split; together within the file's 65,536."""
-        return {2: (232, 40), 3: (160, 32), 4: (112, 64)}[self.groups]
+        return {2: (232, 40), 3: (160, 32)}[self.groups]
 
 
 TILES: dict[tuple[int, int], Tile] = {

@@ -5,8 +5,8 @@ order (eight queries, q head). A granule is one TMA box whatever the GQA ratio, 
 the same for a whole warp. Keys are walked from the last visible tile to the first; tiles start at multiples of n
 counted from key 0, so a row's bits do not depend on how its request is cut.
 
-Producer warps: 0 loads K, 1 loads V, 2 takes work items and loads Q. Consumers overlap a tile's scores with the
-previous tile's output product, and take turns at the tensor cores (one's softmax under the other's products).
+Producer warps: 0 loads K, 1 loads V, 2 takes work items and loads Q. A consumer overlaps a tile's scores with the
+previous tile's output product; its softmax runs under the other consumers' products.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ LOG2E = 1.4426950408889634
 SLOT = ("valid", "request", "row0", "q_len", "kv_len", "granule0", "kv_head", "n_min", "n_max", "clear_lo", "clear_hi",
         "lo", "partial")  # fmt: skip
 SLOT_INTS = 16
-TURN = 1  # named barriers TURN..TURN + groups - 1: a consumer's turn at the tensor cores
-GROUP = 5  # and GROUP + g: the warps of consumer g among themselves
+GROUP = 1  # named barriers GROUP + g: the warps of consumer g among themselves
 
 
 class Forward:
@@ -332,9 +331,6 @@ class Forward:
             top=cute.make_rmem_tensor(2, Float32), total=cute.make_rmem_tensor(2, Float32),
             decay=cute.make_rmem_tensor(2, Float32),
         )  # fmt: skip
-        if const_expr(t.turns):  # noqa: SIM102 (one is settled when compiled, one when run)
-            if group == t.groups - 1:
-                self.pass_turn(w)
         turn, tiles, going = Int32(0), Int32(0), Int32(1)
         while going == 1:
             slot, slot_phase = turn % t.q_stages, (turn // t.q_stages) & 1
@@ -379,17 +375,6 @@ class Forward:
             turn += 1
 
     @cute.jit
-    def wait_turn(self, w):
-        """Wait for this consumer's turn at the tensor cores."""
-        cute.arch.barrier(barrier_id=TURN + w.group, number_of_threads=256)
-
-    @cute.jit
-    def pass_turn(self, w):
-        """Pass the turn to the next consumer."""
-        following = Int32(0) if w.group == self.tile.groups - 1 else w.group + 1
-        cute.arch.barrier_arrive(barrier_id=TURN + following, number_of_threads=256)
-
-    @cute.jit
     def release(self, w, barrier):
         """One arrival a warp: each has waited for its own part of the product."""
         if w.lane == 0:
@@ -431,7 +416,7 @@ class Forward:
         warpgroup.wait_group(0)
         self.release(w, w.bars.k_free + stage)
         self.find_top(w, acc, n, True, True)
-        softmax.exponentiate(acc, w.top, w.scale, True, self.tile.polynomial)
+        softmax.exponentiate(acc, w.top, w.scale, True)
         softmax.add_up(acc, w.total, w.decay, True)
         softmax.pack(acc, w.tOrP, self.dtype)
 
@@ -443,29 +428,19 @@ class Forward:
         before = tiles - 1
         v_stage, v_phase = before % t.v_stages, (before // t.v_stages) & 1
         cute.arch.mbarrier_wait(w.bars.k + stage, phase)
-        if const_expr(t.turns):
-            self.wait_turn(w)
         acc = self.scores(w, slot, stage)
         cute.arch.mbarrier_wait(w.bars.v + v_stage, v_phase)
         self.multiply(w.pv, w.tOrO, w.tOrP, w.tOrV[None, None, None, v_stage], before != begun)
-        if const_expr(t.turns):
-            self.pass_turn(w)
         warpgroup.wait_group(1)
         self.release(w, w.bars.k_free + stage)
         moved = self.find_top(w, acc, n, masked, False)
-        if const_expr(not t.late_wait):
-            # By now the output product is done, or nearly, and its stage is wanted for the next tile but one.
-            warpgroup.wait_group(0)
-            self.release(w, w.bars.v_free + v_stage)
-        softmax.exponentiate(acc, w.top, w.scale, masked, self.tile.polynomial)
+        softmax.exponentiate(acc, w.top, w.scale, masked)
         softmax.add_up(acc, w.total, w.decay, False)
-        if moved:  # rarely
-            if const_expr(t.late_wait):
-                warpgroup.wait_group(0)
-            softmax.rescale(w.tOrO, w.decay)
-        if const_expr(t.late_wait):
+        if moved:  # rarely; the branch also keeps the wait below from being moved up among the exponentials
             warpgroup.wait_group(0)
-            self.release(w, w.bars.v_free + v_stage)
+            softmax.rescale(w.tOrO, w.decay)
+        warpgroup.wait_group(0)
+        self.release(w, w.bars.v_free + v_stage)
         softmax.pack(acc, w.tOrP, self.dtype)
 
     @cute.jit

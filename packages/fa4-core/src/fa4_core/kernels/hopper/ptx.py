@@ -76,15 +76,6 @@ def log2(x: Float32, *, loc=None, ip=None) -> Float32:
 
 
 @dsl_user_op
-def add_to_exponent(y: Float32, integer: Float32, *, loc=None, ip=None) -> Float32:
-    """y times 2 to the integer that stands in the low bits of a float."""
-    args = [Float32(v).ir_value(loc=loc, ip=ip) for v in (y, integer)]
-    return Float32(_asm(T.f32(), args,
-         "{ .reg .b32 a, b; mov.b32 a, $2; mov.b32 b, $1; shl.b32 a, a, 23; add.s32 a, a, b; mov.b32 $0, a; }",
-         "=f,f,f", False, loc, ip))  # fmt: skip
-
-
-@dsl_user_op
 def shift_left(x: Int32, by: Int32, *, loc=None, ip=None) -> Int32:
     """x << by, where a shift of 32 or more leaves nothing (LLVM's would leave anything)."""
     args = [Int32(v).ir_value(loc=loc, ip=ip) for v in (x, by)]

@@ -62,9 +62,8 @@ def find_top(acc: cute.Tensor, top: cute.Tensor, decay: cute.Tensor, scale: Floa
 
 
 @cute.jit
-def exponentiate(acc: cute.Tensor, top: cute.Tensor, scale: Float32, masked: cutlass.Constexpr,
-                 by_polynomial: cutlass.Constexpr) -> None:  # fmt: skip
-    """Scores to weights; by_polynomial of eight columns off the special function unit."""
+def exponentiate(acc: cute.Tensor, top: cute.Tensor, scale: Float32, masked: cutlass.Constexpr) -> None:
+    """Scores to weights."""
     offsets = cute.make_rmem_tensor(2, Float32)
     for r in range_constexpr(2):
         base = top[r]
@@ -74,9 +73,7 @@ def exponentiate(acc: cute.Tensor, top: cute.Tensor, scale: Float32, masked: cut
     for i in range_constexpr(cute.size(acc) // 2):
         for r in range_constexpr(2):  # both rows in turn, to shorten the wait of each on its own sums
             e = element(i // 2, r, i % 2)
-            x = ptx.fma(acc[e], scale, offsets[r])
-            # Which unit computes an element depends on its column alone.
-            acc[e] = exp2_by_polynomial(x) if const_expr(i % 8 >= 8 - by_polynomial) else ptx.exp2(x)
+            acc[e] = ptx.exp2(ptx.fma(acc[e], scale, offsets[r]))
 
 
 @cute.jit
@@ -89,22 +86,6 @@ def add_up(acc: cute.Tensor, total: cute.Tensor, decay: cute.Tensor, first: cutl
         for i in range_constexpr(4, 2 * n):
             sums[i % 4] = sums[i % 4] + acc[element(i // 2, r, i % 2)]
         total[r] = (sums[0] + sums[1]) + (sums[2] + sums[3])
-
-
-@cute.jit
-def exp2_by_polynomial(x: Float32) -> Float32:
-    """2 ** x for x of at most 120 or so, on the FMA units: relative error 1.02e-4, a twentieth of bfloat16's.
-
-    Rounded to the nearest integer by adding 1.5 * 2**23, so that the integer stands in the low bits; the rest, in
-    [-1/2, 1/2], through a cubic that is 1 at 0; the integer added to the exponent. -inf gives exactly 0.
-    """
-    x = cute.arch.fmax(x, Float32(-127.0))
-    shifted = x + Float32(12582912.0)
-    rest = x - (shifted - Float32(12582912.0))
-    y = ptx.fma(rest, Float32(0.05500893153378589), Float32(0.24221096482940754))
-    y = ptx.fma(rest, y, Float32(0.6932829276694751))
-    y = ptx.fma(rest, y, Float32(1.0))
-    return ptx.add_to_exponent(y, shifted)
 
 
 @cute.jit
