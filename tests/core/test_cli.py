@@ -77,7 +77,7 @@ def test_explain_says_why_not(run):
         (["--q-heads", "3"], "q_heads was 3; allowed: a multiple of kv_heads (8)"),
         (["--window", "-1"], "window left was -1; allowed: None"),
         (["--target", "hopper"], "target was 'hopper'; allowed: cpu"),
-        (["--kernel", "fast"], "kernel was 'fast'; allowed: reference"),
+        (["--kernel", "fast"], "kernel was 'fast'; allowed: hopper, reference"),
         (["--model", __file__], "allowed: a config.json"),
     ],
 )

@@ -24,9 +24,10 @@ def load_objects() -> None:
     """Provide every kernel found in FA4_HOPPER_OBJECTS, so that nothing is compiled here."""
     where = os.environ.get("FA4_HOPPER_OBJECTS")
     if where:
+        from tvm_ffi import load_module
+
         from fa4_core.kernels.hopper.config import all_configs
         from fa4_core.kernels.hopper.launch import provide
-        from tvm_ffi import load_module
 
         names = {config.name: config for config in all_configs()}
         for path in sorted(Path(where).glob("*.so")):

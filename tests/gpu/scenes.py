@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass
 
 import torch
+
 from fa4_core import LayerSpec, PrefillBatch
 
 GARBAGE = -123456789

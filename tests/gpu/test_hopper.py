@@ -5,8 +5,9 @@ import random
 
 import pytest
 import torch
-from fa4_core import LayerSpec
 from scenes import LAYOUTS, check, make, run
+
+from fa4_core import LayerSpec
 
 DIMS = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)]
 PAGES = [1, 2, 5, 8, 16, 48, 128]
@@ -158,8 +159,9 @@ def test_lengths_shorter_than_the_hosts_bounds():
 
 @pytest.mark.parametrize("page", [1, 16])
 def test_graph_replay_with_other_lengths(page):
-    from fa4_core.kernels.hopper import HopperKernel
     from scenes import answer
+
+    from fa4_core.kernels.hopper import HopperKernel
 
     scene = make(spec_of(8, 1), [90, 40], [5000, 600], page, order="mixed")
     scale = 128**-0.5

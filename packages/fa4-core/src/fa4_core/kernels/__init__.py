@@ -18,6 +18,7 @@ from ..batch import PrefillBatch
 from ..errors import UnsupportedError, bad, require
 from ..spec import LayerSpec
 from ..target import Target
+from .hopper import HopperKernel
 from .reference import ReferenceKernel
 
 
@@ -103,7 +104,7 @@ class Verdict:
     selected: bool
 
 
-_KERNELS: list[Kernel] = [ReferenceKernel()]
+_KERNELS: list[Kernel] = [HopperKernel(), ReferenceKernel()]
 _generation = 0
 
 

@@ -61,6 +61,7 @@ def compile_helper(name: str) -> Any:
         lists = [ints() for _ in range(5)]
         return cute.compile(FindRuns(), ints(2), *lists, Int32(1), Int32(1), stream, options=OPTIONS)
     if name == "gather":
+
         def chunks(dims: int) -> Any:
             shape = (*(n() for _ in range(dims)), 4)
             return fake(Int32, shape, (*(cute.sym_int64(divisibility=4) for _ in range(dims - 1)), 4, 1), 16)

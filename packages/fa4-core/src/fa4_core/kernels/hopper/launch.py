@@ -46,10 +46,10 @@ def provide(key: Config | str, function: Function) -> None:
 
 
 class HopperKernel:
-    """Ours, for sm_90."""
+    """Ours, for sm_90; by name until plans need no host lengths and all of its variants are built ahead of time."""
 
     name = "hopper"
-    by_name_on: frozenset[str] = frozenset()
+    by_name_on: frozenset[str] = frozenset({"cuda"})
 
     def refuses(self, question: Question) -> str | None:
         """As the protocol says."""

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fa4_core.kernels.hopper.config import BOX, COLUMNS, GRANULE, SMEM_LIMIT, Tile, all_configs
 from fa4_core.kernels.hopper.plan import HEAD, PART, PARTIAL, PARTS, TILE, Step, box_table, query_tiles, work_list
 from fa4_core.kernels.hopper.ranges import UNBOUNDED, key_tiles, query_span, window_sides
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 SHAPE = Tile(groups=2, n=128, k_stages=2, v_stages=2, q_stages=2)
 sides = st.one_of(st.just(UNBOUNDED), st.integers(0, 300))
