@@ -22,6 +22,7 @@ class Zeros:
 
     name = "zeros"
     by_name_on = frozenset()
+    about = "zeros"
     load_path, num_splits = "none", 3
 
     def refuses(self, question):

@@ -41,3 +41,9 @@ def test_nothing_runs_there_unless_asked_for():
     step = make_step(LayerSpec(8, 2, 64), Q, KV, device="cuda")
     with pytest.raises(UnsupportedError, match="only when asked for by name"):
         prefill(step.q, step.k_pages, step.v_pages, step.batch, step.spec)
+
+
+def test_a_request_without_queries_has_no_page_that_may_be_read():
+    """Its table entries may be anything; page size 1 is where they are looked up ahead of the kernel."""
+    spec = LayerSpec(8, 2, 128, dtype=torch.bfloat16)
+    check(make_step(spec, [0, 20, 0], [100, 300, 7], page_size=1, device="cuda"), "hopper")

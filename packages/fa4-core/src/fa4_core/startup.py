@@ -46,15 +46,14 @@ def start(
     served: dict[str, list[LayerSpec]] = {}
     for spec in dict.fromkeys(specs):
         chosen = select(Question(spec, page_size, target, invariant), kernel)
-        served.setdefault(chosen.name, []).append(spec)
+        served.setdefault(f"{chosen.name} for [{{}}] ({chosen.about})", []).append(spec)
     file = counters.publish(engine)
-    kernels = "; ".join(f"{name} for [{' | '.join(map(str, specs))}]" for name, specs in served.items()) or "no layer"
+    kernels = "; ".join(words.format(" | ".join(map(str, specs))) for words, specs in served.items()) or "no layer"
     from . import __version__
 
     line = (
         f"fa4-core {__version__} in {engine} {engine_version}, torch {torch.__version__}, {target}: {kernels}; "
-        f"page size {page_size}, {'invariant' if invariant else 'not invariant'}, nothing compiled, workspace 0 MB, "
-        f"counters {file or 'in memory only'}"
+        f"page size {page_size}, {'invariant' if invariant else 'not invariant'}, counters {file or 'in memory only'}"
     )
     logger.info(line)
     return line

@@ -82,6 +82,9 @@ class Kernel(Protocol):
     by_name_on: frozenset[str]
     """Device types on which the kernel runs only when asked for by name."""
 
+    about: str
+    """How it is compiled and what workspace it takes, in a few words for a server's log."""
+
     def refuses(self, question: Question) -> str | None:
         """Why the kernel does not serve the question, in a user's words; None when it does."""
 
@@ -146,7 +149,7 @@ def register(kernel: Kernel) -> None:
     """
     global _generation
     if isinstance(kernel, type) or not isinstance(kernel, Kernel):
-        raise bad("kernel", f"{kernel!r}", "an object with name, by_name_on, refuses() and plan()")
+        raise bad("kernel", f"{kernel!r}", "an object with name, by_name_on, about, refuses() and plan()")
     if not isinstance(kernel.name, str) or not _word(24).fullmatch(kernel.name):
         raise bad("kernel.name", repr(kernel.name), "up to 24 of a-z, 0-9, - and _")
     require("kernel.by_name_on", kernel.by_name_on, AbstractSet)

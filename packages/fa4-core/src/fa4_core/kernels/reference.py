@@ -97,6 +97,7 @@ class ReferenceKernel:
 
     name = "reference"
     by_name_on = frozenset({"cuda"})
+    about = "plain torch, no workspace"
 
     def refuses(self, question: Question) -> str | None:
         """None: it serves everything."""

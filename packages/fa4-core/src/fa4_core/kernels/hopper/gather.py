@@ -22,8 +22,9 @@ AT_ONCE = 8  # chunks that a thread has under way: the copy is bound by latency 
 @cute.jit
 def readable(mCuQ: cute.Tensor, mKvLens: cute.Tensor, request: Int32, left: Int32) -> tuple[Int32, Int32]:
     """The keys [lo, hi) that some query of the request may read."""
-    hi = mKvLens[request]
-    return cutlass.max(0, hi - (mCuQ[request + 1] - mCuQ[request]) - left), hi
+    q_len = mCuQ[request + 1] - mCuQ[request]
+    hi = mKvLens[request] * cutlass.min(q_len, 1)  # none, where there is no query: its table entries may be anything
+    return cutlass.max(0, hi - q_len - left), hi
 
 
 class FindRuns:

@@ -50,6 +50,7 @@ class HopperKernel:
 
     name = "hopper"
     by_name_on: frozenset[str] = frozenset({"cuda"})
+    about = f"compiled at first use, workspace up to {WORKSPACE_BYTES >> 20} MiB"
 
     def refuses(self, question: Question) -> str | None:
         """As the protocol says."""
