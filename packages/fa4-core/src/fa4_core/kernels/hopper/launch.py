@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ... import counters
 from ...batch import PrefillBatch
 from ...errors import bad
 from ...spec import LayerSpec
@@ -36,6 +37,7 @@ def function_of(key: Config | str) -> Function:
         from . import build
 
         found = build.compile_helper(key) if isinstance(key, str) else build.compile_variant(key)
+        counters.add("compiles.hopper")
         _functions[key] = found
     return found
 
