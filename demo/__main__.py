@@ -39,7 +39,7 @@ def runs(device: str) -> list[workers.Run]:
 
     return [
         workers.Run("vllm, its own", "vllm", False, False, vllm),
-        workers.Run("vllm, ours", "vllm", True, cpu, vllm | (OUR_VLLM_CPU if cpu else {})),
+        workers.Run("vllm, ours", "vllm", True, True, vllm | (OUR_VLLM_CPU if cpu else {})),
         sglang_run("sglang, its own", False, False, attention_backend=own),
         sglang_run("sglang, our prefill", True, False, prefill_attention_backend=OURS, decode_attention_backend=own),
         sglang_run("sglang, ours", True, True, attention_backend=OURS),
@@ -49,14 +49,17 @@ def runs(device: str) -> list[workers.Run]:
 @click.command()
 @click.option("--vllm-python", type=click.Path(exists=True, path_type=Path), help="Of an environment with fa4-vllm.")
 @click.option("--sglang-python", type=click.Path(exists=True, path_type=Path), help="Of one with fa4-sglang.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="That the environments are for.  [default: torch's]")
 @click.option("--full", is_flag=True, help="More and longer prompts.")
 @click.option("--json", "out", type=click.Path(path_type=Path), help="Write every number here, too.")
-def main(vllm_python: Path | None, sglang_python: Path | None, full: bool, out: Path | None) -> None:
+def main(
+    vllm_python: Path | None, sglang_python: Path | None, device: str | None, full: bool, out: Path | None
+) -> None:
     """Serve SmolLM2-135M-Instruct with the real engines and hold every backend against transformers in fp32."""
     pythons = {k: p.absolute() for k, p in (("vllm", vllm_python), ("sglang", sglang_python)) if p}
     if not pythons:
         raise click.UsageError("name the environment of at least one engine")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     served = {"device": device, "dtype": "bfloat16" if device == "cuda" else "float32"}
     planned = [run for run in runs(device) if run.engine in pythons]
     folder = Path(tempfile.mkdtemp(prefix="fa4-demo-"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 PREFILL = "prefill.query_tokens."
@@ -41,12 +42,15 @@ def measure(result: dict, job: dict, greedy: dict[str, list[int]], reference: di
         for a, b in zip(output["logprobs"], reference[output["name"]], strict=True)
     ]
     equal = sum(output["tokens"] == greedy[output["name"]] for output in result["outputs"])
-    return Row(result, job["ours"], equal, sum(distances) / len(distances), max(distances))
+    worst = max(distances) if all(map(math.isfinite, distances)) else math.nan  # max() may pass a NaN over
+    return Row(result, job["ours"], equal, sum(distances) / len(distances), worst)
 
 
 def judge(row: Row, own: Row, job: dict) -> None:
     """Note what does not hold of a run in row.failures; `own` is the run of the engine's own backend."""
     fail = row.failures.append
+    if not math.isfinite(row.largest):
+        fail("a log-probability is not a finite number")
     result, outputs = row.result, row.result["outputs"]
     wanted = [p["name"] for wave in job["waves"] for p in wave]
     if [o["name"] for o in outputs] != wanted or any(len(o["tokens"]) != job["new_tokens"] for o in outputs):
@@ -60,9 +64,9 @@ def judge(row: Row, own: Row, job: dict) -> None:
         expected = result["layers"] * result["through_us"]
         if counted != expected:
             fail(f"{counted} tokens went through prefill(), {expected} were scheduled ({result['layers']} layers)")
-        if row.mean > 2 * own.mean:
+        if not row.mean <= 2 * own.mean:  # NaN fails, too
             fail(f"mean |dlogprob| {row.mean:.2e} is over twice {own.mean:.2e}, the engine's own")
-        if job["dtype"] == "float32" and row.mean > FP32_LIMIT:
+        if job["dtype"] == "float32" and not row.mean <= FP32_LIMIT:
             fail(f"mean |dlogprob| {row.mean:.2e} is over {FP32_LIMIT} in fp32")
     if job["device"] == "cpu" and job["dtype"] == "float32" and row.equal != len(outputs):
         fail(f"only {row.equal} of {len(outputs)} prompts got the reference's greedy tokens")

@@ -81,6 +81,7 @@ def broken(path, value):
         (broken(["prefill_chunks"], [2, 1]), "the longest prompt came in 2 chunks, not 3"),
         (broken(["largest_step"], 9), "a step held 9 tokens"),
         (broken(["scheduled_prefill"], 30), "30 prompt tokens were scheduled, the answers account for 33"),
+        (run(off=float("nan")), "a log-probability is not a finite number"),
         (run(off=2.5e-6), "over twice .*, the engine's own"),
         (run(off=2e-3), "over 0.001 in fp32"),
     ],

@@ -12,7 +12,7 @@ from vllm.v1.attention.selector import AttentionSelectorConfig
 
 from fa4_core import UnsupportedError, kernels
 from fa4_vllm import compat
-from fa4_vllm.backend import FA4Backend, FA4Impl
+from fa4_vllm.backend import FA4Backend, FA4Impl, FA4MetadataBuilder
 
 from test_backend import DIM, HEADS, KV_HEADS, builder_of, layer, metadata_of, step_of  # isort: skip
 
@@ -61,6 +61,15 @@ def test_a_step_and_a_call(config):
         builder_of(config).build(0, metadata_of(step, causal=False))
     with pytest.raises(ValueError, match="output_scale or output_block_scale was given"):
         impl.forward(None, step.q, None, None, None, None, torch.empty(1), output_scale=torch.ones(1))
+
+
+def test_chunked_local_attention(config):
+    from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec
+
+    fields = {"block_size": 16, "num_kv_heads": KV_HEADS, "head_size": DIM, "dtype": torch.float32}
+    spec = ChunkedLocalAttentionSpec(**fields, attention_chunk_size=64)
+    with pytest.raises(UnsupportedError, match="chunked local attention: its mask is no window"):
+        FA4MetadataBuilder(spec, [], config, torch.device("cpu"))
 
 
 SERVED = {"head_size": DIM, "dtype": torch.float32, "kv_cache_dtype": "auto", "block_size": 16}

@@ -57,6 +57,7 @@ def check_results(
     q: torch.Tensor,
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
+    sinks: torch.Tensor | None,
     spec: LayerSpec,
     out: torch.Tensor | None,
     lse: torch.Tensor | None,
@@ -67,7 +68,7 @@ def check_results(
         ValueError: out or lse is of another shape, dtype, device or layout, or overlaps itself or an input.
     """
     rows = q.shape[0]
-    inputs = {"q": q, "k_pages": k_pages, "v_pages": v_pages}
+    inputs = {"q": q, "k_pages": k_pages, "v_pages": v_pages} | ({} if sinks is None else {"sinks": sinks})
     if out is not None:
         shape = (rows, spec.q_heads, spec.head_dim_v)
         _tensor("out", out, shape, "[total_q, q_heads, head_dim_v]", spec.dtype, q.device)

