@@ -28,6 +28,9 @@ class Zeros:
     def refuses(self, question):
         return None if question.spec.causal else "only causal layers"
 
+    def workspace_bytes(self, question):
+        return 0
+
     def plan(self, batch, spec, *, invariant):
         return self
 

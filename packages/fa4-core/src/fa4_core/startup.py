@@ -1,4 +1,4 @@
-"""What an adapter does once when its server starts: refuse early, publish the counters, say in one line what runs."""
+"""What an adapter does once when its server starts: refuse early, reserve memory, publish counters, say what runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from . import counters
+from . import counters, workspace
 from .kernels import Question, select
 from .spec import LayerSpec
 from .target import Target
@@ -57,3 +57,35 @@ def start(
     )
     logger.info(line)
     return line
+
+
+def reserve(
+    specs: Iterable[LayerSpec],
+    *,
+    page_size: int | None,
+    device: torch.device,
+    kernel: str | None = None,
+    invariant: bool = False,
+) -> int:
+    """Take the workspace that the layers may ever need, before an engine gives the device's free memory to its pool.
+
+    Args:
+        specs: A spec for each layer; repeated ones count once.
+        page_size: Rows of a page; None where it is not known yet.
+        device: Where the server runs; its current stream is the one that will run the layers.
+        kernel: As for `plan()`.
+        invariant: As for `plan()`.
+
+    Returns:
+        The bytes that are held now, at most FA4_WORKSPACE_MIB.
+
+    Raises:
+        UnsupportedError: A layer is served by no kernel; each kernel's reason is listed.
+    """
+    target, most = Target.of(device), 0
+    for spec in dict.fromkeys(specs):
+        question = Question(spec, page_size, target, invariant)
+        most = max(most, select(question, kernel).workspace_bytes(question))
+    if most:
+        workspace.take(device, most)
+    return most

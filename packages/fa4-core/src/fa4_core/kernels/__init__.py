@@ -1,6 +1,6 @@
 """The Kernel protocol, the ordered list of kernels, select() and explain().
 
-To try a kernel in both engines, write one class with the four members below and `register()` it: the engines'
+To try a kernel in both engines, write one class with the members below and `register()` it: the engines'
 adapters know only fa4_core.prefill(), so nothing else changes.
 """
 
@@ -83,10 +83,13 @@ class Kernel(Protocol):
     """Device types on which the kernel runs only when asked for by name."""
 
     about: str
-    """How it is compiled and what workspace it takes, in a few words for a server's log."""
+    """How it is compiled, in a few words for a server's log."""
 
     def refuses(self, question: Question) -> str | None:
         """Why the kernel does not serve the question, in a user's words; None when it does."""
+
+    def workspace_bytes(self, question: Question) -> int:
+        """What its plans take at most from `fa4_core.workspace`, so that a server can reserve it at its start."""
 
     def plan(self, batch: PrefillBatch, spec: LayerSpec, *, invariant: bool) -> KernelPlan:
         """Make a step ready. Called once a step and spec."""
@@ -149,7 +152,9 @@ def register(kernel: Kernel) -> None:
     """
     global _generation
     if isinstance(kernel, type) or not isinstance(kernel, Kernel):
-        raise bad("kernel", f"{kernel!r}", "an object with name, by_name_on, about, refuses() and plan()")
+        raise bad(
+            "kernel", f"{kernel!r}", "an object with name, by_name_on, about, refuses(), workspace_bytes() and plan()"
+        )
     if not isinstance(kernel.name, str) or not _word(24).fullmatch(kernel.name):
         raise bad("kernel.name", repr(kernel.name), "up to 24 of a-z, 0-9, - and _")
     require("kernel.by_name_on", kernel.by_name_on, AbstractSet)

@@ -103,6 +103,10 @@ class ReferenceKernel:
         """None: it serves everything."""
         return None
 
+    def workspace_bytes(self, question: Question) -> int:
+        """None: it takes what it needs from torch and gives it back."""
+        return 0
+
     def plan(self, batch: PrefillBatch, spec: LayerSpec, *, invariant: bool) -> ReferencePlan:
         """Read the lengths and find the keys' places; `invariant` changes nothing, since it always is."""
         return ReferencePlan(batch, spec)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ... import counters
+from ... import counters, settings, workspace
 from ...batch import PrefillBatch
 from ...errors import bad
 from ...spec import LayerSpec
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 LOG2E = math.log2(math.e)
+_SPARE = 1 << 20  # bytes of the workspace for rounding, and for what stands where nothing is gathered or split
 ALIGN = 8  # elements: 16 bytes, what the copy engine and vector stores need
-
-WORKSPACE_BYTES = 512 << 20  # at most, for scratch and for partial results together
 
 Function = Callable[..., None]
 _functions: dict[Config | str, Function] = {}
@@ -52,7 +51,7 @@ class HopperKernel:
 
     name = "hopper"
     by_name_on: frozenset[str] = frozenset({"cuda"})
-    about = f"compiled at first use, workspace up to {WORKSPACE_BYTES >> 20} MiB"
+    about = f"compiled at first use, workspace up to {settings.WORKSPACE_MIB}"
 
     def refuses(self, question: Question) -> str | None:
         """As the protocol says."""
@@ -67,6 +66,11 @@ class HopperKernel:
             dims = ", ".join(f"{d}" if d == d_v else f"{d}/{d_v}" for d, d_v in TILES)
             return f"has no head dims {spec.head_dim}/{spec.head_dim_v}, only {dims}"
         return None
+
+    def workspace_bytes(self, question: Question) -> int:
+        """As the protocol says: for keys gathered from slots and for results of splits, and so for neither none."""
+        slots = question.page_size is None or question.page_size % BOX != 0
+        return settings.workspace_bytes() if slots or not question.invariant else 0
 
     def plan(self, batch: PrefillBatch, spec: LayerSpec, *, invariant: bool) -> HopperPlan:
         """As the protocol says."""
@@ -92,9 +96,10 @@ class HopperPlan:
         boxes = int((-(-kv_lens // BOX)).sum()) if load == "slots" else 0
         scratch_bytes = boxes * BOX * spec.kv_heads * row_bytes
         # Beyond the bound scattered keys are read row by row: slow, and right.
-        self.gathered = 0 < scratch_bytes <= WORKSPACE_BYTES
+        limit = settings.workspace_bytes()
+        self.gathered = 0 < scratch_bytes <= limit - _SPARE
         work = work_list(step, self.config.tile, units if split else 0)
-        room = WORKSPACE_BYTES - scratch_bytes * self.gathered
+        room = limit - _SPARE - scratch_bytes * self.gathered
         if 4 * work.partials * self.config.tile.m * (self.config.d_v + 1) > room:
             work = work_list(step, self.config.tile)
         self.items, self.partials, self.num_splits = len(work.items), work.partials, work.num_splits
@@ -125,7 +130,7 @@ class HopperPlan:
         keys = self.boxes * BOX if self.gathered else 1
         rows = max(self.partials * tile.m, 1)
         sizes = [2 * keys * heads * config.d, 2 * keys * heads * config.d_v, 4 * rows * config.d_v, 4 * rows]
-        parts = _workspace(self.batch.device, sum(-(-n // 1024) * 1024 for n in sizes))
+        parts = workspace.take(self.batch.device, sum(-(-n // 1024) * 1024 for n in sizes))
         views, at = [], 0
         for n in sizes:
             views.append(parts[at : at + n])
@@ -206,18 +211,6 @@ def _send(arrays: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
         views.append(sent[at : at + max(a.size, 1 if a.ndim == 1 else ITEM_INTS)].view(-1, *a.shape[1:]))
         at += size
     return views
-
-
-_workspaces: dict[tuple[torch.device, int], torch.Tensor] = {}
-
-
-def _workspace(device: torch.device, size: int) -> torch.Tensor:
-    """Bytes of the device that the current stream's plans share; grown when a plan needs more, never shrunk."""
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    have = _workspaces.get((device, stream))
-    if have is None or have.numel() < size:
-        have = _workspaces[device, stream] = torch.empty(size, dtype=torch.uint8, device=device)
-    return have
 
 
 def _host_lengths(batch: PrefillBatch) -> tuple[np.ndarray, np.ndarray]:
