@@ -1,10 +1,11 @@
 """Page tables from what the engines keep."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fa4_core.page_table import from_block_table, from_token_slots
+from fa4_core.page_table import from_block_table, from_token_slots, write_slots
 
 
 @given(st.integers(1, 70), st.lists(st.integers(0, 200), min_size=1, max_size=5), st.integers(0, 9))
@@ -39,3 +40,16 @@ def test_others_are_made_to_fit():
     assert made.dtype == torch.int32
     assert made.stride(1) == 1
     assert made.tolist() == table.tolist()
+
+
+def test_rows_are_written_where_their_slots_say():
+    memory = torch.full((5, 2, 16, 8), torch.nan)
+    pages = memory.transpose(1, 2)[..., :4]  # heads before rows, keys beside values
+    rows = torch.randn(6, 2, 4)  # two of padding
+    write_slots(pages, torch.tensor([17, -1, 70, 0], dtype=torch.int32), rows)
+    for (page, row), token in {(1, 1): 0, (4, 6): 2, (0, 0): 3}.items():
+        assert torch.equal(pages[page, row], rows[token])
+    assert int((~memory.isnan()).sum()) == 3 * 2 * 4
+    for wrong in (rows[:3], rows[:, :1], rows[..., :3]):
+        with pytest.raises(ValueError, match="rows was of shape .*; allowed:"):
+            write_slots(pages, torch.arange(4), wrong)

@@ -1,4 +1,7 @@
-"""Page tables as the engines keep them, made into the one that PrefillBatch wants: int32 [B, P], pages in order."""
+"""Page tables as the engines keep them, made into the one that PrefillBatch wants: int32 [B, P], pages in order.
+
+And slots, which name a row of a page.
+"""
 
 from __future__ import annotations
 
@@ -65,3 +68,22 @@ def from_token_slots(slots: torch.Tensor, requests: torch.Tensor, *, page_size: 
     table = pages.to(torch.int32)
     # As above: whatever int32 does not hold is no page.
     return table if pages.dtype == torch.int32 else table.masked_fill_(table != pages, -1)
+
+
+def write_slots(pages: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    """Write new keys, or values, where their slots say; for devices on which an engine has no kernel that does.
+
+    Args:
+        pages: [pages, page_size, kv_heads, d] of any strides; written.
+        slots: Integers [tokens], page * page_size + row; a negative one writes nothing.
+        rows: [tokens and more, kv_heads, d]; those past `slots` are padding.
+
+    Raises:
+        ValueError: Fewer rows than slots, or rows of another shape than a page's.
+    """
+    n = len(slots)
+    if rows.shape[0] < n or rows.shape[1:] != pages.shape[2:]:
+        raise bad("rows", f"of shape {list(rows.shape)}", f"[{n} or more, {pages.shape[2]}, {pages.shape[3]}]")
+    written = slots >= 0
+    at = slots[written].long()
+    pages[at // pages.shape[1], at % pages.shape[1]] = rows[:n][written].to(pages.dtype)
