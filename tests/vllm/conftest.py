@@ -10,6 +10,20 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine in th
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
 
 import pytest
+import stub_ops
+
+stub_ops.install()
+
+
+@pytest.fixture(autouse=True)
+def _variables_read_anew():
+    """vLLM remembers all environment variables once an engine has started in the process."""
+    from vllm import envs
+    from vllm.v1.attention.backends import utils
+
+    envs.disable_envs_cache()
+    if hasattr(utils, "get_kv_cache_layout"):  # 0.25.1
+        utils.get_kv_cache_layout.cache_clear()
 
 
 @pytest.fixture
@@ -21,3 +35,13 @@ def config(llama):
     made = VllmConfig(model_config=model, cache_config=CacheConfig(block_size=16), device_config=DeviceConfig("cpu"))
     with set_current_vllm_config(made):
         yield made
+
+
+@pytest.fixture
+def split(monkeypatch):
+    """Our backend as on CUDA: decode rows go to vLLM's own FlashAttention, whose kernels are plain torch here."""
+    import stock_kernels
+
+    stock_kernels.use(monkeypatch)
+    monkeypatch.setattr("fa4_vllm.backend.splits", lambda: True)
+    return stock_kernels.calls

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-import inspect
 import types
+from pathlib import Path
 
 import pytest
 import torch
-from vllm.v1.attention.backend import AttentionBackend
+from packaging.requirements import Requirement
+from vllm.platforms.interface import DeviceCapability
+from vllm.v1.attention.backend import AttentionBackend, MultipleOf
+from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
 from vllm.v1.attention.selector import AttentionSelectorConfig
+from vllm_steps import DIM, HEADS, KV_HEADS, builder_of, layer, metadata_of, step_of
 
 from fa4_core import UnsupportedError, kernels
 from fa4_vllm import compat
-from fa4_vllm.backend import FA4Backend, FA4Impl, FA4MetadataBuilder
+from fa4_vllm.backend import FA4Backend
 
-from test_backend import DIM, HEADS, KV_HEADS, builder_of, layer, metadata_of, step_of  # isort: skip
+
+@pytest.fixture(params=["all ours", "split"], autouse=True)
+def _both_ways(request):
+    """Everything here holds where all rows are ours and where decode rows are the stock backend's."""
+    if request.param == "split":
+        request.getfixturevalue("split")
+
+
+def impl(**extra):
+    return FA4Backend.get_impl_cls()(*ARGUMENTS, **extra)
+
 
 ARGUMENTS = (HEADS, DIM, DIM**-0.5, KV_HEADS)
 
@@ -32,11 +46,11 @@ ARGUMENTS = (HEADS, DIM, DIM**-0.5, KV_HEADS)
 )
 def test_a_layer(config, extra, reason):
     with pytest.raises(ValueError, match=reason):
-        FA4Impl(*ARGUMENTS, **extra)
+        impl(**extra)
 
 
 def test_unknown_arguments_that_say_nothing_are_let_pass(config):
-    FA4Impl(*ARGUMENTS, some_new_option=None, another=False)
+    impl(some_new_option=None, another=False)
 
 
 @pytest.mark.parametrize("side", ["decode", "prefill"])
@@ -45,22 +59,23 @@ def test_context_parallelism(config, side, monkeypatch):
     setattr(parallel, f"{side}_context_parallel_size", 2)
     monkeypatch.setattr(config, "parallel_config", parallel)
     with pytest.raises(UnsupportedError, match=f"{side} context parallelism"):
-        FA4Impl(*ARGUMENTS)
+        impl()
 
 
 def test_a_layer_that_no_kernel_serves(config, monkeypatch):
     monkeypatch.setattr(kernels.ReferenceKernel, "refuses", lambda self, question: "not today")
     with pytest.raises(UnsupportedError, match="reference: not today"):
-        FA4Impl(*ARGUMENTS)
+        impl()
 
 
 def test_a_step_and_a_call(config):
-    impl = layer()
-    step = step_of(impl)
-    with pytest.raises(ValueError, match="causal was False; allowed: True"):
-        builder_of(config).build(0, metadata_of(step, causal=False))
+    made = layer()
+    for step in (step_of(made), step_of(made, q=[1, 1], kv=[30, 40])):
+        for causal in (False, torch.ones(len(step.batch.kv_lens), dtype=torch.int32)):
+            with pytest.raises(ValueError, match="causal was .*; allowed: True"):
+                builder_of(config).build(0, metadata_of(step, causal=causal))
     with pytest.raises(ValueError, match="output_scale or output_block_scale was given"):
-        impl.forward(None, step.q, None, None, None, None, torch.empty(1), output_scale=torch.ones(1))
+        made.forward(None, step.q, None, None, None, None, torch.empty(1), output_scale=torch.ones(1))
 
 
 def test_chunked_local_attention(config):
@@ -69,15 +84,16 @@ def test_chunked_local_attention(config):
     fields = {"block_size": 16, "num_kv_heads": KV_HEADS, "head_size": DIM, "dtype": torch.float32}
     spec = ChunkedLocalAttentionSpec(**fields, attention_chunk_size=64)
     with pytest.raises(UnsupportedError, match="chunked local attention: its mask is no window"):
-        FA4MetadataBuilder(spec, [], config, torch.device("cpu"))
+        FA4Backend.get_builder_cls()(spec, [], config, torch.device("cpu"))
 
 
 SERVED = {"head_size": DIM, "dtype": torch.float32, "kv_cache_dtype": "auto", "block_size": 16}
 
 
-def reasons(**change):
-    asked = AttentionSelectorConfig(**{**SERVED, **change})
-    return FA4Backend.validate_configuration(device_capability=None, **asked._asdict())
+def reasons(capability=DeviceCapability(9, 0), **change):  # noqa: B008
+    """Why our backend says no, asked as this version asks."""
+    asked = {k: v for k, v in {**SERVED, **change}.items() if k in AttentionSelectorConfig._fields}
+    return FA4Backend.validate_configuration(device_capability=capability, **AttentionSelectorConfig(**asked)._asdict())
 
 
 def test_vllms_questions():
@@ -86,58 +102,113 @@ def test_vllms_questions():
     for change in (
         {"dtype": torch.float64},
         {"kv_cache_dtype": "fp8"},
+        {"kv_cache_dtype": "fp8_e4m3"},
         {"use_mla": True},
         {"use_sparse": True},
         {"use_mm_prefix": True},
         {"use_per_head_quant_scales": True},
+        {"attn_type": "encoder"},
         {"attn_type": "encoder_only"},
+        {"attn_type": "encoder_decoder"},
         {"use_non_causal": True},
-        {"use_rswa": True},
+        {"use_rswa": True},  # this and those below: not asked by 0.25.1
         {"use_pcp": True},
         {"use_dcp": True},
         {"use_adaptive_verification": True},
     ):
-        assert len(reasons(**change)) == 1, change
+        if set(change) <= set(AttentionSelectorConfig._fields):
+            assert reasons(**change), change
+
+
+def test_what_the_stock_backend_refuses_is_refused_where_it_has_a_part(monkeypatch):
+    splits = FA4Backend.get_impl_cls().__name__ == "SplitImpl"
+    for change in ({"head_size": 12}, {"capability": DeviceCapability(7, 5)}):
+        assert bool(reasons(**change)) is splits, change
+    assert bool(reasons(DeviceCapability(8, 0), has_sink=True)) is splits
+    monkeypatch.setattr("vllm.v1.attention.backends.flash_attn.flash_attn_supports_sinks", lambda: False, raising=False)
+    assert bool(reasons(has_sink=True)) is splits
+    sizes = staticmethod(lambda kv_cache_spec=None: [128])  # as for head dim 256 on Blackwell
+    monkeypatch.setattr(FlashAttentionBackend, "get_supported_kernel_block_sizes", sizes)
+    assert FA4Backend.supports_block_size(16) is not splits
+    monkeypatch.setattr(FlashAttentionBackend, "get_preferred_block_size", classmethod(lambda cls, default: 128))
+    assert FA4Backend.get_preferred_block_size(16) == (128 if splits else 16)
+
+
+def test_page_sizes_are_asked_as_each_version_asks(config):
+    spec = builder_of(config).kv_cache_spec
+    for arguments in ((), (spec,)):
+        [size] = FA4Backend.get_supported_kernel_block_sizes(*arguments)
+        assert isinstance(size, MultipleOf)
 
 
 def test_float32_is_for_cpus_alone(monkeypatch):
     assert FA4Backend.supports_dtype(torch.float32)
-    monkeypatch.setattr("fa4_vllm.backend.current_platform", types.SimpleNamespace(is_cpu=lambda: False))
+    cuda = types.SimpleNamespace(is_cpu=lambda: False, is_cuda=lambda: True)
+    monkeypatch.setattr("fa4_vllm.backend.current_platform", cuda)
     assert not FA4Backend.supports_dtype(torch.float32)
     assert FA4Backend.supports_dtype(torch.bfloat16)
     assert FA4Backend.supports_block_size(16)
     assert not FA4Backend.supports_block_size(1)
 
 
-# Questions that the base class answers as we would: with no, or, where it says yes, with something that we serve.
+# Questions to a backend that its base class answers as we would: with no, or, where it says yes, with something that
+# we serve. The stock backend is not our base class, so what it allows never becomes ours.
 INHERITED = {
-    "supports_head_size": "any",
+    "supports_kv_cache_update_bypass": "no",  # from 0.33 on
     "supports_kv_cache_dtype": "by supported_kv_cache_dtypes",
     "supports_block_size": "by get_supported_kernel_block_sizes",
     "supports_alibi_sqrt": "no",
     "supports_mm_prefix": "no",
     "supports_per_head_quant_scales": "no",
-    "supports_rswa": "no",
+    "supports_rswa": "no",  # from 0.32 on
     "supports_non_causal": "no",
-    "supports_non_causal_dcp": "no",
+    "supports_non_causal_dcp": "no",  # from 0.32 on
     "supports_kv_connector": "yes: any strides are served",
-    "supports_pcp": "no, by the impl",
-    "supports_dcp": "no, by the impl",
+    "supports_pcp": "no, by the impl",  # from 0.32 on
+    "supports_dcp": "no, by the impl",  # from 0.32 on
     "supports_attn_type": "a decoder's alone",
-    "supports_compute_capability": "yes: select() asks the kernels, and says why",
-    "supports_combination": "yes",
+}
+# What an impl or a builder may be asked, and is allowed. Everything else must be no.
+ALLOWED = {
+    "supports_update_block_table": "a new page table is a new batch",
+    "supports_dense_mha_prefill": "for latent attention alone",  # from 0.32 on
 }
 
 
-def test_every_question_is_answered_on_purpose():
+def test_every_question_to_the_backend_is_answered_on_purpose():
     """A version that asks something new fails here until somebody has thought about the answer."""
-    asked = {name for name, _ in inspect.getmembers(AttentionBackend) if name.startswith("supports_")}
+    asked = {name for name in dir(AttentionBackend) if name.startswith("supports_")}
     own = {name for name in vars(FA4Backend) if name.startswith("supports_")}
-    assert asked - own == set(INHERITED)
-    assert not FA4Impl.supports_pcp
-    assert not FA4Impl.supports_dcp
-    assert not FA4Impl.can_return_lse_for_decode
-    assert not FA4Impl.supports_quant_query_input
+    assert not issubclass(FA4Backend, FlashAttentionBackend)
+    assert asked - own <= set(INHERITED)
+    if compat.version().startswith(compat.TESTED[-1]):
+        assert asked - own == set(INHERITED), "and nothing is listed that is not asked"
+    for name, answer in INHERITED.items():
+        question = getattr(FA4Backend, name, False)
+        if answer.startswith("no"):
+            assert not (question() if callable(question) else question), name
+
+
+def test_every_permission_of_the_impl_and_of_the_builder_is_no_unless_listed(config):
+    for made in (layer(), builder_of(config)):
+        permissions = [name for name in dir(made) if name.startswith(("supports_", "can_return", "need_to_return"))]
+        assert permissions
+        assert [name for name in permissions if getattr(made, name) and name not in ALLOWED] == []
+    made = layer()
+    for name in (name for name in dir(made) if name.startswith("fused_") and name.endswith("_supported")):
+        question = getattr(made, name)
+        assert not (question(None) if name == "fused_output_quant_supported" else question()), name
+
+
+def test_cascade_attention_is_off(config):
+    """Asked by 0.25.1 alone, with all that it knows of the step."""
+    builder = builder_of(config)
+    if hasattr(builder, "use_cascade_attention"):
+        asked = {"use_alibi": False, "use_sliding_window": False, "use_local_attention": False, "dcp_world_size": 1}
+        lengths = torch.ones(64, dtype=torch.int32).numpy()
+        assert not builder.use_cascade_attention(
+            common_prefix_len=4096, query_lens=lengths, num_query_heads=8, num_kv_heads=1, num_sms=1, **asked
+        )
 
 
 def test_an_untested_version_is_named_once(monkeypatch, caplog):
@@ -146,8 +217,16 @@ def test_an_untested_version_is_named_once(monkeypatch, caplog):
     compat.warn_if_untested()
     compat.warn_if_untested()
     assert [r.levelname for r in caplog.records] == ["WARNING"]
-    assert "0.31.0+cpu, only with 0.32.0" in caplog.text
+    assert "0.31.0+cpu, only with 0.25.1, 0.32.0, 0.33.0" in caplog.text
     monkeypatch.setattr(compat, "_warned", False)
     monkeypatch.setattr(compat, "version", lambda: "0.32.0+cpu")
     compat.warn_if_untested()
     assert len(caplog.records) == 1
+
+
+def test_the_versions_that_are_tried_are_those_that_can_be_asked_for():
+    text = (Path(__file__).parents[2] / "packages" / "fa4-vllm" / "pyproject.toml").read_text()
+    [line] = [line for line in text.splitlines() if line.startswith("vllm = [")]
+    allowed = Requirement(line.split('"')[1]).specifier
+    assert [version for version in (*compat.TESTED, "0.25.0", "0.34.0") if version in allowed] == list(compat.TESTED)
+    assert compat.version().partition("+")[0] in compat.TESTED

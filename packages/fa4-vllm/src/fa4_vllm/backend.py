@@ -1,4 +1,8 @@
-"""vLLM's attention interface over fa4_core.prefill(): what is served, a step's metadata, a layer's attention."""
+"""vLLM's attention interface over fa4_core.prefill(): what is served, a step's metadata, a layer's attention.
+
+The classes here send every row through prefill(): on a CPU, and on CUDA in the invariant setting. On CUDA otherwise
+the impl and the builder are those of split.py.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from vllm import envs
-from vllm.config import get_current_vllm_config
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import (
-    AttentionBackend,
     AttentionCGSupport,
     AttentionImpl,
     AttentionMetadata,
@@ -18,18 +20,32 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
     MultipleOf,
 )
-from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec
 
-from fa4_core import LayerSpec, PrefillBatch, Question, Target, UnsupportedError, counters, prefill, select, startup
+from fa4_core import PrefillBatch
+from fa4_core.page_table import write_slots
 
 from . import compat, translate
+from .layer import Layer, count, refuse_quantised_output, start
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
-class FA4Backend(AttentionBackend):
-    """What vLLM may ask before it builds a layer. Anything new that it learns to ask, it inherits as a no."""
+def splits() -> bool:
+    """Whether decode rows go to vLLM's own FlashAttention: on CUDA, except in the invariant setting.
+
+    That setting promises a row the same bits whichever rows it is batched with, and a row with a query of its own
+    may be called decode in one step and prefill in the next: two kernels cannot keep the promise.
+    """
+    return current_platform.is_cuda() and not envs.VLLM_BATCH_INVARIANT
+
+
+class FA4Backend(compat.BackendHooks):
+    """What vLLM may ask before it builds a layer. Anything new that it learns to ask, it inherits as a no.
+
+    It is no subclass of the stock backend, whose permissions it would inherit. Where decode rows go there, the
+    stock backend is asked as well and its refusals are ours.
+    """
 
     forward_includes_kv_cache_update = False
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
@@ -41,24 +57,56 @@ class FA4Backend(AttentionBackend):
         return "CUSTOM"
 
     @staticmethod
-    def get_impl_cls() -> type[FA4Impl]:
+    def get_impl_cls() -> type[AttentionImpl]:
         """A layer's attention."""
+        if splits():
+            from .split import SplitImpl
+
+            return SplitImpl
         return FA4Impl
 
     @staticmethod
-    def get_builder_cls() -> type[FA4MetadataBuilder]:
+    def get_builder_cls() -> type[AttentionMetadataBuilder]:
         """A step's metadata."""
+        if splits():
+            from .split import SplitMetadataBuilder
+
+            return SplitMetadataBuilder
         return FA4MetadataBuilder
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
-        """Any page size; vLLM's writer of CUDA caches wants multiples of 16."""
+        """Any page size; vLLM's writer of CUDA caches wants multiples of 16, its own kernel perhaps one size alone."""
+        if splits():
+            return compat.stock_block_sizes(kv_cache_spec)
         return [MultipleOf(1 if current_platform.is_cpu() else 16)]
+
+    @classmethod
+    def get_preferred_block_size(cls, default_block_size: int) -> int:
+        """The stock backend's, where it has a part."""
+        if splits():
+            return compat.stock().get_preferred_block_size(default_block_size)
+        return super().get_preferred_block_size(default_block_size)
+
+    @classmethod
+    def supports_head_size(cls, head_size: int) -> bool:
+        """Any that the kernels serve, which select() asks."""
+        return not splits() or compat.stock().supports_head_size(head_size)
 
     @classmethod
     def supports_dtype(cls, dtype: torch.dtype) -> bool:
         """float32 too on a CPU, where the reference serves it."""
         return dtype in cls.supported_dtypes or (dtype == torch.float32 and current_platform.is_cpu())
+
+    @classmethod
+    def supports_compute_capability(cls, capability: Any) -> bool:
+        """Any that the kernels serve, which select() asks and says why where none does."""
+        return not splits() or compat.stock().supports_compute_capability(capability)
+
+    @classmethod
+    def supports_combination(cls, *args: Any, **kwargs: Any) -> str | None:
+        """None, or why the stock backend does not serve this combination."""
+        return compat.stock().supports_combination(*args, **kwargs) if splits() else None
 
     @classmethod
     def supports_sliding_window(cls) -> bool:
@@ -68,7 +116,7 @@ class FA4Backend(AttentionBackend):
     @classmethod
     def supports_sink(cls) -> bool:
         """Served."""
-        return True
+        return not splits() or compat.stock().supports_sink()
 
     @classmethod
     def supports_batch_invariance(cls) -> bool:
@@ -107,18 +155,7 @@ class FA4MetadataBuilder(AttentionMetadataBuilder[FA4Metadata]):
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        # vLLM wraps any backend's builder for these layers and tells the backend nothing else.
-        if isinstance(kv_cache_spec, ChunkedLocalAttentionSpec):
-            reason = {"chunked local attention": "its mask is no window"}
-            raise UnsupportedError("these layers through --attention-backend CUSTOM", reason)
-        compat.share_logging()
-        compat.warn_if_untested()
-        layers = vllm_config.compilation_config.static_forward_context
-        specs = [layers[name].impl.spec for name in layer_names if name in layers]
-        startup.start(
-            "vllm", compat.version(), specs,
-            page_size=kv_cache_spec.block_size, device=device, invariant=bool(envs.VLLM_BATCH_INVARIANT),
-        )  # fmt: skip
+        start(kv_cache_spec, layer_names, vllm_config, device)
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
@@ -129,9 +166,7 @@ class FA4MetadataBuilder(AttentionMetadataBuilder[FA4Metadata]):
             ValueError: A step that does not attend causally.
         """
         metadata = common_attn_metadata
-        # Counted here and not in the layers, so that a layer which never came through prefill() shows.
-        counters.add("vllm.steps")
-        counters.add("vllm.scheduled_tokens", metadata.num_actual_tokens)
+        count(metadata.num_actual_tokens)
         batch = translate.batch(metadata, self.kv_cache_spec.block_size)
         return FA4Metadata(batch, metadata.num_actual_tokens, metadata.slot_mapping)
 
@@ -139,10 +174,8 @@ class FA4MetadataBuilder(AttentionMetadataBuilder[FA4Metadata]):
         self, metadata: FA4Metadata, blk_table: torch.Tensor, slot_mapping: torch.Tensor
     ) -> FA4Metadata:
         """The same step over another group's pages."""
-        counters.add("vllm.steps")
-        counters.add("vllm.scheduled_tokens", metadata.num_actual_tokens)
-        table = translate.from_block_table(blk_table[: metadata.batch.num_requests])
-        batch = metadata.batch.with_pages(table, self.kv_cache_spec.block_size)
+        count(metadata.num_actual_tokens)
+        batch = translate.with_table(metadata.batch, blk_table, self.kv_cache_spec.block_size)
         return replace(metadata, batch=batch, slot_mapping=slot_mapping)
 
 
@@ -150,60 +183,20 @@ class FA4Impl(AttentionImpl[FA4Metadata]):
     """One layer's attention.
 
     Args:
-        num_heads: Query heads on this rank.
-        head_size: Elements of a head.
-        scale: Of the scores.
-        num_kv_heads: Key heads on this rank; None means num_heads.
-        alibi_slopes: Refused.
-        sliding_window: Keys that a query sees, its own included; None is all.
-        kv_cache_dtype: "auto", "float16" or "bfloat16".
-        logits_soft_cap: None or 0 is none.
-        attn_type: "decoder"; others are refused.
-        kv_sharing_target_layer_name: Refused.
-        sinks: [num_heads], bfloat16 or float32.
-        **extra: Refused unless None or False.
+        *args: Those of vLLM's AttentionImpl, as `Layer.of` describes them.
+        **kwargs: Likewise.
 
     Raises:
         UnsupportedError: The layer is not served, by this backend or by any kernel on this device.
         ValueError: A cache type that is not served.
     """
 
-    def __init__(
-        self,
-        num_heads: int,
-        head_size: int,
-        scale: float,
-        num_kv_heads: int | None = None,
-        alibi_slopes: list[float] | None = None,
-        sliding_window: int | None = None,
-        kv_cache_dtype: str = "auto",
-        logits_soft_cap: float | None = None,
-        attn_type: str = "decoder",
-        kv_sharing_target_layer_name: str | None = None,
-        sinks: torch.Tensor | None = None,
-        **extra: Any,
-    ) -> None:
-        config = get_current_vllm_config()
-        meaning = {
-            "alibi_slopes": alibi_slopes,
-            "attn_type": attn_type,
-            "kv_sharing_target_layer_name": kv_sharing_target_layer_name,
-        }
-        translate.refuse(meaning | extra, config)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.fa4 = Layer.of(*args, **kwargs)
         # vLLM reads these off every impl.
-        self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
-        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        self.kv_cache_dtype = kv_cache_dtype
-        self.sinks = sinks
-        self.softcap = logits_soft_cap or 0.0
-        self.invariant = bool(envs.VLLM_BATCH_INVARIANT)
-        self.spec: LayerSpec = translate.spec(
-            num_heads, head_size, self.num_kv_heads, sliding_window, kv_cache_dtype, self.softcap > 0,
-            sinks is not None, config.model_config.dtype,
-        )  # fmt: skip
-        # Refused here, where vLLM still says which layer it is building, and before it loads any weight.
-        target = Target.of(torch.device(current_platform.device_type))
-        select(Question(self.spec, None, target, self.invariant))
+        self.num_heads, self.head_size, self.scale = self.fa4.num_heads, self.fa4.head_size, self.fa4.scale
+        self.num_kv_heads, self.kv_cache_dtype = self.fa4.num_kv_heads, self.fa4.kv_cache_dtype
+        self.sinks = self.fa4.sinks
 
     def do_kv_cache_update(
         self,
@@ -222,11 +215,8 @@ class FA4Impl(AttentionImpl[FA4Metadata]):
                 key, value, k_pages, v_pages, slot_mapping, self.kv_cache_dtype, layer._k_scale, layer._v_scale
             )
             return
-        written = slot_mapping >= 0
-        slots = slot_mapping[written]
-        place = (slots // k_pages.shape[1], slots % k_pages.shape[1])
-        for pages, rows in ((k_pages, key), (v_pages, value)):
-            pages[place] = rows[: len(slot_mapping)][written].to(pages.dtype)
+        write_slots(k_pages, slot_mapping, key)
+        write_slots(v_pages, slot_mapping, value)
 
     def forward(
         self,
@@ -259,13 +249,9 @@ class FA4Impl(AttentionImpl[FA4Metadata]):
         Raises:
             ValueError: vLLM asks for a quantised output.
         """
-        if output_scale is not None or output_block_scale is not None:
-            raise ValueError("output_scale or output_block_scale was given; allowed: None, outputs are not quantised")
+        refuse_quantised_output(output_scale, output_block_scale)
         if attn_metadata is None:
-            return output.fill_(0)
+            return self.fa4.profile(output)
         n = attn_metadata.num_actual_tokens
-        prefill(
-            query[:n], *compat.split_kv_cache(kv_cache, self.head_size), attn_metadata.batch, self.spec,
-            scale=self.scale, softcap=self.softcap, sinks=self.sinks, out=output[:n], invariant=self.invariant,
-        )  # fmt: skip
+        self.fa4.prefill(query[:n], kv_cache, attn_metadata.batch, output[:n])
         return output

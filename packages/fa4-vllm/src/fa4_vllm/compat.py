@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from typing import Any
 
 import torch
+from vllm.v1.attention.backend import AttentionBackend
 
-TESTED = ("0.32.0",)
+TESTED = ("0.25.1", "0.32.0", "0.33.0")
 
 logger = logging.getLogger("fa4")
 
@@ -43,24 +45,66 @@ def share_logging() -> None:
         logger.setLevel(theirs.getEffectiveLevel())
 
 
+def stock() -> Any:
+    """vLLM's own FlashAttention backend. All versions; imported late, since it brings kernels along."""
+    from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
+
+    return FlashAttentionBackend
+
+
+def stock_block_sizes(kv_cache_spec: Any) -> list[Any]:
+    """The page sizes of the stock backend.
+
+    0.25.1: the question takes no argument. From 0.32 on: the KV-cache spec. Goes with 0.25.1, for a plain call.
+    """
+    ask = stock().get_supported_kernel_block_sizes
+    return ask(kv_cache_spec) if inspect.signature(ask).parameters else ask()
+
+
+class BackendHooks(AttentionBackend):
+    """Questions to a backend that only some versions ask.
+
+    0.25.1: the backend says which shape the cache has and how it lies in memory; ours is as the stock one's, which
+    also reads and writes it, but any page size is right. From 0.32 on: vLLM decides, nothing asks. Goes with 0.25.1,
+    for AttentionBackend itself.
+    """
+
+    @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
+    ) -> tuple[int, ...]:
+        """K before V on every page."""
+        return (num_blocks, 2, block_size, num_kv_heads, head_size)
+
+    @staticmethod
+    def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
+        """NHD or HND, as VLLM_KV_CACHE_LAYOUT or a KV connector asks."""
+        return stock().get_kv_cache_stride_order(include_num_layers_dimension)
+
+
 def split_kv_cache(kv_cache: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V of a layer's cache, as views.
 
     Args:
-        kv_cache: [pages, kv_heads, page_size, 2 * head_dim] from 0.32 on, of any strides.
+        kv_cache: [pages, 2, page_size, kv_heads, head_dim] in 0.25.1, [pages, kv_heads, page_size, 2 * head_dim]
+            from 0.32 on; of any strides. The first form goes with 0.25.1.
         head_dim: Elements of a key head.
 
     Returns:
         k_pages and v_pages, each [pages, page_size, kv_heads, head_dim].
     """
-    k_pages, v_pages = kv_cache.transpose(1, 2).split(head_dim, dim=-1)
+    if kv_cache.dim() == 5:
+        k_pages, v_pages = kv_cache.unbind(1)
+    else:
+        k_pages, v_pages = kv_cache.transpose(1, 2).split(head_dim, dim=-1)
     return k_pages, v_pages
 
 
 def host_kv_lens(metadata: Any) -> torch.Tensor | None:
     """Upper bounds of the key counts, [num_reqs], where the runner has them.
 
-    All versions have the field; None where the runner did not fill it.
+    All versions have the field; None where the runner did not fill it. 0.25.1 also has seq_lens_cpu, which waits for
+    the device where nobody filled it, and which later versions have not: never read it.
     """
     bounds = metadata.seq_lens_cpu_upper_bound
     return None if bounds is None else bounds[: metadata.num_reqs]

@@ -19,30 +19,63 @@ CACHE_DTYPES = {"auto": None, "float16": torch.float16, "bfloat16": torch.bfloat
 """What --kv-cache-dtype may be, and the type that it means; None is the model's own."""
 
 
-def batch(metadata: CommonAttentionMetadata, page_size: int) -> PrefillBatch:
+def require_causal(metadata: CommonAttentionMetadata) -> None:
+    """Raises ValueError where a step does not attend causally, or only some of its requests do."""
+    if metadata.causal is not True:
+        raise ValueError(f"causal was {metadata.causal}; allowed: True")
+
+
+def batch(metadata: CommonAttentionMetadata, page_size: int, *, first: int = 0) -> PrefillBatch:
     """A step over one KV-cache group.
 
     Args:
         metadata: The step. Its requests may be padded with ones of no query.
         page_size: Rows of a page of the group.
+        first: Leave out the requests before this one, and their rows.
 
     Raises:
         ValueError: A step that does not attend causally.
     """
-    if metadata.causal is not True:
-        raise ValueError(f"causal was {metadata.causal}; allowed: True")
-    n = metadata.num_reqs
-    starts = metadata.query_start_loc_cpu[: n + 1]
+    require_causal(metadata)
+    requests = slice(first, metadata.num_reqs)
+    bounds = slice(first, metadata.num_reqs + 1)
+    starts = metadata.query_start_loc_cpu[bounds]
+    cu_seqlens_q = metadata.query_start_loc[bounds]
+    host_kv_lens = compat.host_kv_lens(metadata)
     return PrefillBatch(
-        metadata.query_start_loc[: n + 1],
-        metadata.seq_lens[:n],
-        from_block_table(metadata.block_table_tensor[:n]),
+        cu_seqlens_q - int(starts[0]) if first else cu_seqlens_q,  # the host's query lengths are exact
+        metadata.seq_lens[requests],
+        from_block_table(metadata.block_table_tensor[requests]),
         page_size,
         host_q_lens=starts[1:] - starts[:-1],
-        host_kv_lens=compat.host_kv_lens(metadata),
+        host_kv_lens=None if host_kv_lens is None else host_kv_lens[requests],
         max_q_len=metadata.max_query_len,
         max_kv_len=metadata.max_seq_len,
     )
+
+
+def with_table(of: PrefillBatch, block_table: torch.Tensor, page_size: int) -> PrefillBatch:
+    """The same requests over another KV-cache group.
+
+    Args:
+        of: The batch over the first group.
+        block_table: Integers [requests and more, P].
+        page_size: Rows of a page of the new group.
+    """
+    return of.with_pages(from_block_table(block_table[: of.num_requests]), page_size)
+
+
+def leading(metadata: CommonAttentionMetadata, requests: int, tokens: int) -> CommonAttentionMetadata:
+    """The first requests of a step alone, in vLLM's words.
+
+    Args:
+        metadata: The step.
+        requests: How many, at least 1.
+        tokens: Their query rows.
+    """
+    starts = metadata.query_start_loc_cpu[: requests + 1]
+    # vLLM's own way to leave out the last requests keeps the longest query, which was a prefill row's.
+    return metadata.unpadded(tokens, requests).replace(max_query_len=int((starts[1:] - starts[:-1]).max()))
 
 
 def spec(
