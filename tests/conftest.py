@@ -10,6 +10,11 @@ import torch
 
 from fa4_core import counters
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--parity-to", type=Path, help="keep what the engines answered to the parity scenarios here")
+
+
 Answers = list[tuple[list[int], list[float]]]
 
 

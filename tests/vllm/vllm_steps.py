@@ -32,16 +32,16 @@ def step_of(impl, page_size=16, spare_rows=0, q=Q, kv=KV, seed=0):
     return make_step(impl.fa4.spec, q, kv, page_size=page_size, spare_rows=spare_rows, softcap=softcap, seed=seed)
 
 
-def empty_kv_cache(pages, page_size, layout="NHD"):
+def empty_kv_cache(pages, page_size, layout="NHD", *, kv_heads=KV_HEADS, dim=DIM, dtype=torch.float32):
     """A cache of NaN as this version's runner allocates it for our backend, heads or rows first in memory."""
     if FIVE_D:
-        shape = FA4Backend.get_kv_cache_shape(pages, page_size, KV_HEADS, DIM)
+        shape = FA4Backend.get_kv_cache_shape(pages, page_size, kv_heads, dim)
         order = {"NHD": (0, 1, 2, 3, 4), "HND": (0, 1, 3, 2, 4)}[layout]
         back = [order.index(i) for i in range(5)]
-        return torch.full([shape[i] for i in order], torch.nan).permute(back)
+        return torch.full([shape[i] for i in order], torch.nan, dtype=dtype).permute(back)
     if layout == "NHD":
-        return torch.full((pages, page_size, KV_HEADS, 2 * DIM), torch.nan).transpose(1, 2)
-    return torch.full((pages, KV_HEADS, page_size, 2 * DIM), torch.nan)
+        return torch.full((pages, page_size, kv_heads, 2 * dim), torch.nan, dtype=dtype).transpose(1, 2)
+    return torch.full((pages, kv_heads, page_size, 2 * dim), torch.nan, dtype=dtype)
 
 
 def halves(kv_cache):
