@@ -154,6 +154,9 @@ def test_page_tables():
         from_token_slots(slots, torch.tensor([1]), page_size=0, max_kv_len=1)
     with pytest.raises(ValueError, match="slots and requests was of shapes"):
         from_token_slots(slots, torch.tensor(1), page_size=1, max_kv_len=1)
+    for twins, said in ((torch.zeros(0).int(), r"of shape \[0\]"), (torch.zeros(3), "torch.float32"), ([1], "a list")):
+        with pytest.raises(ValueError, match=f"twins was {said}"):
+            from_token_slots(slots, torch.tensor([1]), page_size=1, max_kv_len=1, twins=twins)
 
 
 def test_merge():

@@ -28,6 +28,28 @@ def test_slots_name_the_pages_they_lie_in(page_size, lens, seed):
     assert torch.equal(slots, before), "the engine's own table was written"
 
 
+@given(st.integers(1, 70), st.integers(0, 200), st.sampled_from([torch.int32, torch.int64]), st.integers(0, 9))
+def test_slots_name_the_pages_their_twins_lie_in(page_size, kv_len, dtype, seed):
+    random = torch.Generator().manual_seed(seed)
+    count = -(-kv_len // page_size)
+    first, second = torch.randperm(2 * count + 1, generator=random), torch.randperm(count + 1, generator=random)
+    twins = torch.zeros(((2 * count + 1) * page_size), dtype=dtype)
+    rows = torch.arange(page_size)
+    for mine, theirs in zip(first, second[:count]):
+        twins[mine * page_size + rows] = (theirs * page_size + rows).to(dtype)
+    slots = torch.full((2, 300), 2**31 - 1, dtype=torch.int32)
+    slots[1, :kv_len] = (first[:count, None] * page_size + rows).flatten()[:kv_len].int()
+    slots[0, :3] = torch.tensor([-7, -1, twins.shape[0]])
+    before = slots.clone(), twins.clone()
+    table = from_token_slots(slots, torch.tensor([1, 0]), page_size=page_size, max_kv_len=300, twins=twins)
+    assert table.dtype == torch.int32
+    assert table[0, :count].tolist() == second[:count].tolist()
+    assert (table[0, count:] == -1).all(), "a slot that is none names no page"
+    assert (table[1] == -1).all()
+    assert torch.equal(slots, before[0]), "the engine's own table was written"
+    assert torch.equal(twins, before[1]), "the engine's own table was written"
+
+
 def test_a_fitting_block_table_is_not_copied():
     table = torch.arange(12, dtype=torch.int32).view(3, 4)
     assert from_block_table(table).data_ptr() == table.data_ptr()

@@ -34,7 +34,14 @@ def from_block_table(block_table: torch.Tensor) -> torch.Tensor:
     return table if table.shape[1] <= 1 or table.stride(1) == 1 else table.contiguous()
 
 
-def from_token_slots(slots: torch.Tensor, requests: torch.Tensor, *, page_size: int, max_kv_len: int) -> torch.Tensor:
+def from_token_slots(
+    slots: torch.Tensor,
+    requests: torch.Tensor,
+    *,
+    page_size: int,
+    max_kv_len: int,
+    twins: torch.Tensor | None = None,
+) -> torch.Tensor:
     """A table of token slots (SGLang), where the keys of a page stand at consecutive slots.
 
     Args:
@@ -42,6 +49,8 @@ def from_token_slots(slots: torch.Tensor, requests: torch.Tensor, *, page_size: 
         requests: Integers [B], which row of `slots` is whose.
         page_size: Rows of a page, at least 1.
         max_kv_len: Upper bound of any request's keys; the table is made this wide and no wider.
+        twins: Integers [n] or None: each slot's twin in a second pool, whose pages the table then names. Pages of
+            both pools hold the same tokens in the same order; a slot that is not in 0..n-1 has no twin.
 
     Returns:
         int32 [B, ceil(max_kv_len / page_size)].
@@ -49,7 +58,7 @@ def from_token_slots(slots: torch.Tensor, requests: torch.Tensor, *, page_size: 
     Raises:
         ValueError: A wrong shape, or max_kv_len beyond the width of `slots`.
     """
-    for name, t in (("slots", slots), ("requests", requests)):
+    for name, t in (("slots", slots), ("requests", requests), ("twins", requests if twins is None else twins)):
         require(name, t, torch.Tensor)
         if t.dtype not in (torch.int32, torch.int64):
             raise bad(name, t.dtype, "torch.int32 or torch.int64")
@@ -58,12 +67,18 @@ def from_token_slots(slots: torch.Tensor, requests: torch.Tensor, *, page_size: 
     if slots.dim() != 2 or requests.dim() != 1:
         shapes = f"of shapes {list(slots.shape)} and {list(requests.shape)}"
         raise bad("slots and requests", shapes, "[rows, n] and [B]")
+    if twins is not None and (twins.dim() != 1 or not twins.shape[0]):
+        raise bad("twins", f"of shape {list(twins.shape)}", "[n], n at least 1")
     if page_size < 1:
         raise bad("page_size", page_size, "an int of at least 1")
     if not 0 <= max_kv_len <= slots.shape[1]:
         raise bad("max_kv_len", max_kv_len, f"0 to {slots.shape[1]}, the width of slots")
     # The first token of each page names it; the slots past a request's end are undefined, and so are their pages.
     first = slots[:, :max_kv_len:page_size].index_select(0, requests)
+    if twins is not None:
+        # Undefined slots may be any number: they are looked up nowhere, and name no page.
+        inside = (first >= 0) & (first < twins.shape[0])
+        first = twins[first.clamp_(0, twins.shape[0] - 1)].masked_fill_(~inside, -1)
     pages = first.div_(page_size, rounding_mode="floor")
     table = pages.to(torch.int32)
     # As above: whatever int32 does not hold is no page.
