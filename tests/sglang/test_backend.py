@@ -15,7 +15,10 @@ from fa4_sglang.backend import FA4Backend
 NEAR = 2e-6  # fp32 against float64; outputs are of order 1
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 64])
+PAGES = pytest.mark.parametrize("page_size", [1, 16, 64, 128])
+
+
+@PAGES
 def test_steps_that_a_server_makes(page_size):
     counters.reset()
     world = World(page_size)
@@ -23,7 +26,7 @@ def test_steps_that_a_server_makes(page_size):
     assert world.step("EXTEND", (a, 48), (b, 33)) < NEAR, "cold, two at once"
     assert world.step("EXTEND", (a, 22)) < NEAR, "a chunk that follows another"
     c = world.admit(share=a, prefix=64)
-    assert c.kv_len == 64
+    assert c.kv_len == (64 if page_size <= 64 else 0)
     assert world.step("EXTEND", (c, 5)) < NEAR, "after a prefix that another request wrote"
     assert world.step("DECODE", (a, 1), (b, 1), (c, 1)) < NEAR
     d = world.admit()
@@ -33,6 +36,51 @@ def test_steps_that_a_server_makes(page_size):
     assert counted["sglang.steps"] == 6
     assert counted["sglang.scheduled_tokens"] == world.tokens
     assert counted["prefill.query_tokens.reference"] == 2 * world.tokens, "both layers, every token"
+
+
+@PAGES
+def test_sliding_windows_in_a_pool_of_their_own(page_size):
+    counters.reset()
+    world = World(
+        page_size, [Block(0, sliding_window_size=20), Block(1), Block(2, sliding_window_size=20)], hybrid=True
+    )
+    assert world.backend._window_layers == {0, 2}
+    a, b = world.admit(), world.admit()
+    assert world.step("EXTEND", (a, 148), (b, 33)) < NEAR, "cold, two at once"
+    c = world.admit(share=a, prefix=128)
+    assert world.step("EXTEND", (c, 5), (b, 60)) < NEAR, "a prefix that another wrote, and a chunk"
+    room = world.allocator.swa_available_size()
+    world.leave(b, window=20)
+    assert world.allocator.swa_available_size() == room + 73 // page_size * page_size
+    assert world.step("MIXED", (a, 1), (b, 1), (world.admit(), 90), padding=3) < NEAR, "rows that left are reused"
+    assert world.step("DECODE", (a, 1), (b, 1), (c, 1)) < NEAR
+    assert world.step("IDLE") == 0
+    assert counters.stats()["prefill.query_tokens.reference"] == 3 * world.tokens, "all layers, every token"
+
+
+def test_the_second_pools_new_keys_and_pages_are_its_own():
+    """What the test above rests on: no slot and no page of a request is the same in both pools."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    world = World(16, [Block(0), Block(1, sliding_window_size=20)], hybrid=True)
+    batch = world.forward_batch(ForwardMode.EXTEND, [(world.admit(), 48)])
+    world.backend.init_forward_metadata(batch)
+    step = world.backend.forward_metadata
+    assert not (step.window_slots == batch.out_cache_loc).any()
+    assert not (step.window_batch.page_table == step.batch.page_table).any()
+
+
+def test_locations_that_sglang_narrows_after_a_step_was_planned():
+    from sglang.srt.mem_cache.memory_pool import unwrap_write_loc
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    world = World(1, [Block(0, sliding_window_size=20)], hybrid=True)
+    batch = world.forward_batch(ForwardMode.EXTEND, [(world.admit(), 6)], padding=4)
+    world.backend.init_forward_metadata(batch)
+    batch.out_cache_loc = batch.out_cache_loc[:6]
+    found = unwrap_write_loc(compat.write_loc(batch, world.blocks[0].attn, world.backend.forward_metadata.window_slots))
+    assert torch.equal(found[0], batch.out_cache_loc)
+    assert torch.equal(found[1], world.pool.full_to_swa_index_mapping[batch.out_cache_loc])
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

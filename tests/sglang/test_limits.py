@@ -7,10 +7,10 @@ import torch
 from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache import memory_pool, swa_memory_pool
 from sglang.srt.server_args import ServerArgs
-from world import DIM, KV_HEADS, SLOTS, Block, make_runner
+from world import SLOTS, Block, make_runner, one_pool, two_pools
 
 from fa4_core import UnsupportedError
-from fa4_sglang import limits
+from fa4_sglang import compat, limits
 from fa4_sglang.backend import FA4Backend
 
 
@@ -65,11 +65,23 @@ def test_layers_that_models_from_transformers_keep_in_a_dict():
         ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap True: "),
         ({"enable_pdmux": True}, "--enable-pdmux True: "),
         ({"enable_unified_memory": True}, "--enable-unified-memory True: "),
+        ({"enable_kv_cache_sharding": True}, "--enable-kv-cache-sharding True: "),
+        ({"enable_dp_attention": True}, "--enable-dp-attention True: data-parallel attention"),
+        ({"attn_dp_size": 2}, "--attn-dp-size 2: data-parallel attention"),
+        ({"enable_page_major_kv_layout": True}, "--enable-page-major-kv-layout True: "),
         ({"dllm_algorithm": "LowConfidence"}, "--dllm-algorithm LowConfidence: "),
     ],
 )
 def test_options(options, reason):
+    if options.keys() <= MISSING[compat.version()]:
+        pytest.skip("this version has no such option")
     assert reason in refusal(**options)
+
+
+# Options that came later: each version has all the others.
+MISSING = {"0.5.23": set(), "0.5.20": {"attn_dp_size", "enable_kv_cache_sharding"}}
+MISSING["0.5.16"] = MISSING["0.5.20"]
+MISSING["0.5.14"] = MISSING["0.5.16"] | {"dcp_size", "enable_unified_memory", "enable_page_major_kv_layout"}
 
 
 def test_the_options_are_this_versions():
@@ -78,8 +90,19 @@ def test_the_options_are_this_versions():
     names = [name for name, _, _ in limits.OPTIONS]
     names += ["speculative_algorithm", "speculative_attention_mode", "speculative_draft_attention_backend"]
     names += ["attention_backend", "decode_attention_backend", "enable_deterministic_inference"]
-    assert [name for name in names if not hasattr(known, name)] == []
-    assert all(getattr(known, name) in off for name, off, _ in limits.OPTIONS)
+    assert {name for name in names if not hasattr(known, name)} == MISSING[compat.version()]
+    assert all(compat.option(known, name) in off for name, off, _ in limits.OPTIONS)
+
+
+@pytest.mark.skipif(compat.version() < "0.5.20", reason="resolution still writes the options themselves")
+def test_options_count_as_they_were_resolved():
+    from sglang.srt.arg_groups.overrides import declare_resolution
+
+    runner = make_runner([Block(0)])
+    declare_resolution(runner.server_args, "a test", attn_cp_size=2)
+    assert runner.server_args.attn_cp_size == 1
+    with pytest.raises(UnsupportedError, match="--attn-cp-size 2"):
+        FA4Backend(runner)
 
 
 SPECULATION = {"speculative_algorithm": "EAGLE"}
@@ -109,21 +132,31 @@ def test_speculative_decoding_beside_us_is_served():
     FA4Backend(make_runner([Block(0)], **SPECULATION, **STOCK, **DECODE))
 
 
-def mha_pool(kind=memory_pool.MHATokenToKVPool, dtype=torch.bfloat16, **more):
-    common = {"head_num": KV_HEADS, "head_dim": DIM, "layer_num": 1, "device": "cpu", "enable_memory_saver": False}
-    return kind(size=SLOTS, page_size=16, dtype=dtype, **common, **more)
+BLOCKS = [Block(0), Block(1, sliding_window_size=20)]
+BOTH = pytest.mark.parametrize("make", [one_pool, two_pools])
 
 
+@BOTH
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_fp8_keys(dtype):
-    assert f"--kv-cache-dtype: keys and values of type {dtype} are not served" in refusal(pool=mha_pool(dtype=dtype))
+def test_fp8_keys(make, dtype):
+    said = refusal(BLOCKS, pool=make(BLOCKS, 16, dtype))
+    assert f"--kv-cache-dtype: keys and values of type {dtype} are not served" in said
 
 
 def test_pools_of_other_kinds():
     class Other(memory_pool.MHATokenToKVPool):
         pass
 
-    assert "Other: only pools of the kind MHATokenToKVPool are served" in refusal(pool=mha_pool(Other))
+    class OtherTwo(swa_memory_pool.SWAKVPool):
+        pass
+
+    pool = one_pool(BLOCKS, 16)
+    pool.__class__ = Other
+    assert "Other: only pools of the kinds MHATokenToKVPool and SWAKVPool are served" in refusal(pool=pool)
+    assert "Other: only pools" in refusal(pool=two_pools(BLOCKS, 16, token_to_kv_pool_class=Other))
+    pool = two_pools(BLOCKS, 16)
+    pool.__class__ = OtherTwo
+    assert "OtherTwo: only pools" in refusal(pool=pool)
     mla = memory_pool.MLATokenToKVPool(
         size=SLOTS, page_size=1, dtype=torch.bfloat16, kv_lora_rank=64, qk_rope_head_dim=16, layer_num=1,
         device="cpu", enable_memory_saver=False,
@@ -131,14 +164,47 @@ def test_pools_of_other_kinds():
     assert "MLATokenToKVPool: only pools" in refusal(pool=mla)
 
 
-def test_layouts_of_other_kinds(monkeypatch):
+@pytest.mark.parametrize("name", ["MHATokenToKVPoolFP4", "MHATokenToKVPoolMXFP8"])
+def test_quantised_pools(name):
+    """Of their kind only: to make one takes a GPU."""
+    kind = getattr(memory_pool, name, None)
+    if (kind is None) != (name.endswith("MXFP8") and compat.version() == "0.5.14"):
+        pytest.fail(f"{name} has moved")
+    if kind is not None:
+        assert f"{name}: only pools" in refusal(pool=object.__new__(kind))
+
+
+@pytest.mark.skipif(compat.version() == "0.5.14", reason="has no such layout")
+@BOTH
+def test_layouts_of_other_kinds(make, monkeypatch):
     monkeypatch.setenv("SGLANG_USE_HND_KVCACHE", "1")
-    assert "KV layout: hnd is not served" in refusal(pool=mha_pool())
+    assert "KV layout: hnd is not served" in refusal(BLOCKS, pool=make(BLOCKS, 16))
 
 
-def test_pools_for_sliding_windows():
-    pool = object.__new__(swa_memory_pool.SWAKVPool)
-    assert "SWAKVPool: a second pool for sliding-window layers; use --disable-hybrid-swa-memory" in refusal(pool=pool)
+def test_a_ring_of_slots_for_sliding_windows():
+    pool = two_pools(BLOCKS, 16)
+    pool.swa_req_ring_size = 32
+    assert "SWAKVPool: a ring of slots a request" in refusal(BLOCKS, pool=pool)
+
+
+def test_image_tokens_that_see_each_other():
+    runner = make_runner([Block(0)])
+    runner.model.prepare_attn_masks = lambda *_: None
+    FA4Backend(runner), "its images are turned off"
+    runner.model_config.is_multimodal = True
+    with pytest.raises(UnsupportedError, match="Module: image tokens that see each other"):
+        FA4Backend(runner)
+
+
+def test_models_that_write_masks_of_their_images_have_the_name_that_shows_it():
+    from sglang.srt.models.gemma3_mm import Gemma3ForConditionalGeneration
+    from sglang.srt.models.gemma4_mm import Gemma4ForConditionalGeneration
+    from sglang.srt.models.gemma4_unified import Gemma4UnifiedForConditionalGeneration
+
+    for kind in (
+        Gemma3ForConditionalGeneration, Gemma4ForConditionalGeneration, Gemma4UnifiedForConditionalGeneration,
+    ):  # fmt: skip
+        assert hasattr(kind, "prepare_attn_masks")
 
 
 def test_latent_attention():
@@ -155,6 +221,6 @@ def test_what_no_kernel_serves(monkeypatch):
 
 
 def test_all_reasons_are_given_at_once():
-    said = refusal([Block(0, use_irope=True)], dcp_size=2)
+    said = refusal([Block(0, use_irope=True)], attn_cp_size=2)
     assert "chunked local" in said
-    assert "--dcp-size 2" in said
+    assert "--attn-cp-size 2" in said

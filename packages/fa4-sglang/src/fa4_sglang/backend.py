@@ -37,10 +37,11 @@ class FA4Backend(AttentionBackend):
         self.token_to_kv_pool = model_runner.token_to_kv_pool
         self.page_size = model_runner.page_size
         self.dtype = model_runner.dtype
-        self.invariant = bool(getattr(model_runner.server_args, "enable_deterministic_inference", False))
+        self.invariant = bool(compat.option(model_runner.server_args, "enable_deterministic_inference"))
         self.forward_metadata: translate.Step | None = None
         found = list(translate.layers(model_runner.model))
         limits.check(model_runner, {name: layer for name, layer, _ in found})
+        self._window_layers = translate.window_layers(self.token_to_kv_pool)
         self._specs: dict[RadixAttention, LayerSpec] = {}
         for _, layer, sinks in found:
             self._specs[layer] = self._spec(layer, sinks)
@@ -70,7 +71,7 @@ class FA4Backend(AttentionBackend):
         Raises:
             ValueError: A mode that is not served.
         """
-        step = translate.step(forward_batch, self.req_to_token_pool.req_to_token, self.page_size)
+        step = translate.step(forward_batch, self.req_to_token_pool.req_to_token, self.token_to_kv_pool, self.page_size)
         self.forward_metadata = step
         # Counted here and not in the layers, so that a layer which never came through prefill() shows.
         counters.add("sglang.steps")
@@ -121,18 +122,20 @@ class FA4Backend(AttentionBackend):
             raise ValueError(f"{', '.join(given)} given to layer {layer.layer_id}; allowed: sinks, save_kv_cache")
         if self.forward_metadata is None:
             raise ValueError("forward_metadata was None; allowed: a call after init_forward_metadata()")
+        step = self.forward_metadata
         if save_kv_cache and k is not None:
-            self.token_to_kv_pool.set_kv_buffer(layer, compat.write_loc(forward_batch, layer), k, v)
+            where = compat.write_loc(forward_batch, layer, step.window_slots)
+            self.token_to_kv_pool.set_kv_buffer(layer, where, k, v)
         spec = self._specs.get(layer)
         if spec is None or spec.sinks != (sinks is not None):
             # A layer that the walk did not find, or sinks that were not where it looked.
             spec = self._specs[layer] = self._spec(layer, sinks is not None)
-        step = self.forward_metadata
+        batch = step.window_batch if layer.layer_id in self._window_layers else step.batch
         rows = q.view(q.shape[0], spec.q_heads, spec.head_dim)
         out = rows.new_empty((rows.shape[0], spec.q_heads, spec.head_dim_v))
         out[step.tokens :].zero_()
         prefill(
-            rows, *translate.pages(self.token_to_kv_pool, layer, self.page_size), step.batch, spec,
+            rows, *translate.pages(self.token_to_kv_pool, layer, self.page_size), batch, spec,
             scale=layer.scaling, softcap=layer.logit_cap or 0.0, sinks=sinks, out=out, invariant=self.invariant,
         )  # fmt: skip
         return out.flatten(1)

@@ -7,12 +7,14 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+    from sglang.srt.server_args import ServerArgs
 
     from .backend import FA4Backend
 
-TESTED = ("0.5.23",)
+TESTED = ("0.5.14", "0.5.16", "0.5.20", "0.5.23")
 
 logger = logging.getLogger("fa4")
 
@@ -36,6 +38,19 @@ def warn_if_untested() -> None:
         )  # fmt: skip
 
 
+def option(server_args: ServerArgs, name: str) -> Any:
+    """What an option of the server has been resolved to; None where this version has no such option.
+
+    From 0.5.20 on, SGLang leaves the options as they were given and notes beside them what it makes of them. The plain
+    read goes with 0.5.16.
+    """
+    try:
+        from sglang.srt.arg_groups.model_override_base import resolving_view
+    except ImportError:
+        return getattr(server_args, name, None)
+    return getattr(resolving_view(server_args), name, None)
+
+
 def load_backend() -> type[FA4Backend]:
     """The backend's class; only a scheduler asks for it, since it imports what no other process needs.
 
@@ -51,11 +66,20 @@ def load_backend() -> type[FA4Backend]:
     return FA4Backend
 
 
-def write_loc(forward_batch: ForwardBatch, layer: RadixAttention) -> Any:
-    """Where a layer's new keys and values go, for the pool's set_kv_buffer()."""
+def write_loc(forward_batch: ForwardBatch, layer: RadixAttention, window_slots: torch.Tensor | None) -> Any:
+    """Where a layer's new keys and values go, for the pool's set_kv_buffer().
+
+    Args:
+        forward_batch: The step.
+        layer: The layer; the pool knows which of its two pools that is in.
+        window_slots: [rows], the step's slots in the second pool, or None where there is none.
+    """
     from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
+    loc = forward_batch.out_cache_loc
+    # SGLang narrows a padded step's locations after it was planned. From 0.5.16 on KVWriteLoc narrows ours with them.
+    window_slots = None if window_slots is None else window_slots[: loc.shape[0]]
     # 0.5.23 made for_layer(), which also carries the batch's mark of physical ids. The rest of this goes with 0.5.20.
     if hasattr(KVWriteLoc, "for_layer"):
-        return KVWriteLoc.for_layer(forward_batch, layer)
-    return KVWriteLoc(forward_batch.out_cache_loc, None)
+        return KVWriteLoc.for_layer(forward_batch, layer, swa_loc=window_slots)
+    return KVWriteLoc(loc, window_slots)

@@ -6,19 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 from fa4_core import UnsupportedError
 
+from . import compat
 from .plugin import NAME
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.model_executor.model_runner import ModelRunner
 
-# An option of the server, what it is when it is off, and why it is refused when it is on.
+# An option of the server, what it is when it is off, and why it is refused when it is on. A version
+# that has no such option has it off; the tests say which options are missing where.
 OPTIONS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("dcp_size", (1, None), "decode context parallelism splits a request's keys over ranks"),
     ("attn_cp_size", (1, None), "context parallelism splits a request's queries over ranks"),
+    ("enable_kv_cache_sharding", (False, None), "sharding splits a request's keys over ranks"),
+    ("enable_dp_attention", (False, None), "data-parallel attention has not been tried with this backend"),
+    ("attn_dp_size", (1, None), "data-parallel attention has not been tried with this backend"),
     ("enable_two_batch_overlap", (False, None), "two-batch overlap has not been tried with this backend"),
     ("enable_pdmux", (False, None), "PD multiplexing has not been tried with this backend"),
-    ("enable_unified_memory", (False, None), "the unified pool renumbers slots, which this backend does not follow"),
+    ("enable_unified_memory", (False, None), "the unified pool renumbers slots, which is not followed here"),
+    ("enable_page_major_kv_layout", (False, None), "only token after token (nhd) is served"),
     ("dllm_algorithm", (None,), "diffusion language models attend in both directions within a block"),
 )
 
@@ -35,11 +41,12 @@ def check(runner: ModelRunner, layers: dict[str, RadixAttention]) -> None:
     """
     reasons: dict[str, str] = {}
     for name, off, why in OPTIONS:
-        value = getattr(runner.server_args, name, None)
+        value = compat.option(runner.server_args, name)
         if value not in off:
             reasons[f"--{name.replace('_', '-')} {value}"] = why
     reasons |= _speculation(runner.server_args)
-    reasons |= _pool(runner.token_to_kv_pool)
+    reasons |= _pools(runner.token_to_kv_pool)
+    reasons |= _images(runner)
     if getattr(runner, "use_mla_backend", False):
         reasons["MLA"] = "latent attention keeps no keys and values of its own to page"
     else:
@@ -73,36 +80,51 @@ def refuse_layer(layer: RadixAttention) -> str | None:
     return None
 
 
-def _pool(pool: Any) -> dict[str, str]:
-    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+def _pools(pool: Any) -> dict[str, str]:
+    """A model's one pool, or the two of a model with sliding windows."""
     from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
-    kind = type(pool)
-    if isinstance(pool, SWAKVPool):
-        return {kind.__name__: "a second pool for sliding-window layers; use --disable-hybrid-swa-memory"}
-    # Subclasses keep keys in other ways (fp4, mxfp8, page-major, none at all), so the type is compared, not its kind.
-    if kind is not MHATokenToKVPool:
-        return {kind.__name__: "only pools of the kind MHATokenToKVPool are served"}
+    # Subclasses keep keys in other ways (fp4, mxfp8, page-major, none at all), so types are compared, not kinds.
+    if type(pool) is not SWAKVPool:
+        return _pool(pool)
+    if getattr(pool, "swa_req_ring_size", None) is not None:
+        return {"SWAKVPool": "a ring of slots a request, which has no pages"}
+    return _pool(pool.full_kv_pool) | _pool(pool.swa_kv_pool)
+
+
+def _pool(pool: Any) -> dict[str, str]:
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    if type(pool) is not MHATokenToKVPool:
+        return {type(pool).__name__: "only pools of the kinds MHATokenToKVPool and SWAKVPool are served"}
     if pool.store_dtype != pool.dtype or pool.dtype.itemsize < 2:
         return {"--kv-cache-dtype": f"keys and values of type {pool.dtype} are not served; use auto"}
-    layout = getattr(pool, "kv_cache_layout", "nhd")
-    if layout != "nhd":
-        return {"KV layout": f"{layout} is not served, only token after token (nhd)"}
+    if pool.kv_cache_layout != "nhd":
+        return {"KV layout": f"{pool.kv_cache_layout} is not served, only token after token (nhd)"}
     return {}
 
 
-def _speculation(options: Any) -> dict[str, str]:
+def _images(runner: ModelRunner) -> dict[str, str]:
+    """Gemma 3 and 4 write masks of their image tokens into backends that they know, and go on without in others."""
+    model = runner.model
+    if hasattr(model, "prepare_attn_masks") and getattr(runner.model_config, "is_multimodal", True):
+        return {type(model).__name__: "image tokens that see each other; without images it is served"}
+    return {}
+
+
+def _speculation(server_args: Any) -> dict[str, str]:
     """Speculative decoding runs where neither drafting nor verifying comes to this backend."""
-    if not options.speculative_algorithm:
+
+    def option(name: str) -> Any:
+        return compat.option(server_args, name)
+
+    if not option("speculative_algorithm"):
         return {}
-    place = f"--speculative-algorithm {options.speculative_algorithm}"
-    if getattr(options, "speculative_attention_mode", "prefill") != "decode":
+    place = f"--speculative-algorithm {option('speculative_algorithm')}"
+    if option("speculative_attention_mode") != "decode":
         return {place: "the draft's tree mask is not served; use --speculative-attention-mode decode"}
-    if NAME in (options.decode_attention_backend or options.attention_backend, _draft_backend(options)):
+    decode = option("decode_attention_backend") or option("attention_backend")
+    if NAME in (decode, option("speculative_draft_attention_backend")):
         hint = "--decode-attention-backend and --speculative-draft-attention-backend"
         return {place: f"drafting and verifying need one of SGLang's own backends; name it with {hint}"}
     return {}
-
-
-def _draft_backend(options: Any) -> str | None:
-    return getattr(options, "speculative_draft_attention_backend", None)

@@ -1,4 +1,4 @@
-"""SGLang's words into fa4_core's: ForwardBatch to PrefillBatch, RadixAttention to LayerSpec, a pool to pages."""
+"""SGLang's words into fa4_core's: ForwardBatch to PrefillBatch, RadixAttention to LayerSpec, pools to pages."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fa4_core.page_table import from_token_slots
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
 SINKS = ("sinks", "attention_sink_bias")
@@ -25,20 +26,27 @@ class Step:
     """A step as the backend keeps it for its layers.
 
     Args:
-        batch: Over the one pool that there is.
+        batch: Over the pool that a model's layers share.
         tokens: Query rows that belong to a request, as the host counts them.
+        window_batch: Over the second pool, of sliding-window layers; None where there is none.
+        window_slots: [rows], where a step's new keys go in the second pool; None likewise.
     """
 
     batch: PrefillBatch
     tokens: int
+    window_batch: PrefillBatch | None = None
+    window_slots: torch.Tensor | None = None
 
 
-def step(forward_batch: ForwardBatch, req_to_token: torch.Tensor, page_size: int) -> Step:
+def step(
+    forward_batch: ForwardBatch, req_to_token: torch.Tensor, pool: MHATokenToKVPool | SWAKVPool, page_size: int
+) -> Step:
     """A forward batch of any served mode; prefill and decode rows differ in nothing but their number.
 
     Args:
         forward_batch: EXTEND, MIXED, DECODE or IDLE.
         req_to_token: int32 [requests, context], a slot for each token.
+        pool: One that `limits.check` lets pass.
         page_size: Rows of a page.
 
     Raises:
@@ -62,16 +70,32 @@ def step(forward_batch: ForwardBatch, req_to_token: torch.Tensor, page_size: int
     if host_kv_lens is not None:
         # A bound may be optimistic, past the end of the context; no request is.
         longest = min(longest, int(host_kv_lens.max()) if host_kv_lens.numel() else 0)
+
+    def table(twins: torch.Tensor | None) -> torch.Tensor:
+        requests = forward_batch.req_pool_indices
+        return from_token_slots(req_to_token, requests, page_size=page_size, max_kv_len=longest, twins=twins)
+
     batch = PrefillBatch(
         torch.nn.functional.pad(torch.cumsum(q_lens, 0, dtype=torch.int32), (1, 0)),
         kv_lens,
-        from_token_slots(req_to_token, forward_batch.req_pool_indices, page_size=page_size, max_kv_len=longest),
+        table(None),
         page_size,
         host_q_lens=host_q_lens,
         host_kv_lens=host_kv_lens,
         max_kv_len=longest,
     )
-    return Step(batch, forward_batch.extend_num_tokens if host_q_lens is None else sum(host_q_lens))
+    tokens = forward_batch.extend_num_tokens if host_q_lens is None else sum(host_q_lens)
+    if not window_layers(pool):
+        return Step(batch, tokens)
+    twins = pool.full_to_swa_index_mapping
+    slots = pool.translate_loc_from_full_to_swa(forward_batch.out_cache_loc)
+    return Step(batch, tokens, batch.with_pages(table(twins)), slots)
+
+
+def window_layers(pool: MHATokenToKVPool | SWAKVPool) -> frozenset[int]:
+    """Ids of the layers whose keys lie in a second pool, which SGLang makes for sliding windows."""
+    mapping = getattr(pool, "layers_mapping", {})
+    return frozenset(layer for layer, (_, windowed) in mapping.items() if windowed)
 
 
 def spec(layer: RadixAttention, dtype: torch.dtype, kv_dtype: torch.dtype, sinks: bool) -> LayerSpec:
@@ -90,8 +114,10 @@ def spec(layer: RadixAttention, dtype: torch.dtype, kv_dtype: torch.dtype, sinks
     )
 
 
-def pages(pool: MHATokenToKVPool, layer: RadixAttention, page_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A layer's keys and values, [pages, page_size, kv_heads, head_dim] each: views of the pool.
+def pages(
+    pool: MHATokenToKVPool | SWAKVPool, layer: RadixAttention, page_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A layer's keys and values, [pages, page_size, kv_heads, head_dim] each: views of the pool that it lies in.
 
     Asked for at each call, since the pool waits there for a layer that is still being loaded from the host.
     """
