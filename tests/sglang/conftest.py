@@ -10,10 +10,13 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
 
-from fa4_sglang import cpu, plugin
+from fa4_sglang import cpu
 
 cpu.at_start()
-plugin.register()
+
+from sglang.srt.plugins import load_plugins  # noqa: E402
+
+load_plugins()  # as SGLang's own processes do: ours, by its entry point, and then the hooks
 
 
 @pytest.fixture(autouse=True)

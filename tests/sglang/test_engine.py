@@ -82,7 +82,8 @@ def serve(model: Path, folder: Path, logprobs: list[bool], **options) -> Served:
     return Served(json.loads((folder / "result.json").read_text()), done.stdout, counters)
 
 
-def check(served: Served, expected: list[tuple[list[int], list[float]]], page_size: int) -> None:
+def check_answers(served: Served, expected: list[tuple[list[int], list[float]]], page_size: int) -> None:
+    """Whatever served them: tokens, their log-probabilities, what was found in the cache, and the chunks."""
     assert [a["tokens"] for a in served.answers] == [tokens for tokens, _ in expected]
     far = [
         abs(ours - theirs)
@@ -91,14 +92,18 @@ def check(served: Served, expected: list[tuple[list[int], list[float]]], page_si
     ]
     assert len(far) >= 5 * NEW_TOKENS
     assert max(far) < 1e-4
-    lines = re.findall(r"fa4-core .* in sglang .*: reference for \[.*page size (\d+)", served.log)
-    assert lines == [str(page_size)], "one line, once, where the default log level shows it"
     whole = {prompt: len(PROMPTS[prompt]) // page_size * page_size for prompt in (1, 7)}
     assert served.answers[3]["cached"] == whole[1], "the second prompt's pages were found again"
     assert served.answers[7]["cached"] >= 80 // page_size * page_size
     chunks = [int(n) for n in re.findall(r"Prefill batch.*?#new-token: (\d+)", served.log)]
     assert max(chunks) <= CHUNK < max(map(len, PROMPTS))
     assert sum(chunks) == served.new_prompt_tokens, "what the engine says it scheduled"
+
+
+def check_ours(served: Served, page_size: int) -> None:
+    """That all of it came through prefill()."""
+    lines = re.findall(r"fa4-core .* in sglang .*: reference for \[.*page size (\d+)", served.log)
+    assert lines == [str(page_size)], "one line, once, where the default log level shows it"
     counted = served.counters
     assert counted["prefill.query_tokens.reference"] == LAYERS * counted["sglang.scheduled_tokens"]
     assert counted["prefill.calls.reference"] == LAYERS * counted["sglang.steps"]
@@ -107,7 +112,8 @@ def check(served: Served, expected: list[tuple[list[int], list[float]]], page_si
 def test_both_phases_on_slots_of_one_token_with_mixed_batches(llama, expected, tmp_path):
     asked = [False, True, False, True]  # SGLang mixes no batch with a request that asks for logprobs
     served = serve(llama, tmp_path, asked, page_size=1, attention_backend="fa-cute", enable_mixed_chunk=True)
-    check(served, expected, page_size=1)
+    check_answers(served, expected, page_size=1)
+    check_ours(served, page_size=1)
     decoded = len(PROMPTS) * (NEW_TOKENS - 1)
     assert served.counters["sglang.scheduled_tokens"] == served.new_prompt_tokens + decoded
     # SGLang 0.5.23 hands a mixed batch to its backends as EXTEND: some of its tokens were then decode rows.
@@ -120,6 +126,14 @@ def test_prefill_on_pages_of_16_beside_another_backends_decode(llama, expected, 
         llama, tmp_path, [True] * len(WAVES), page_size=16,
         prefill_attention_backend="fa-cute", decode_attention_backend="torch_native",
     )  # fmt: skip
-    check(served, expected, page_size=16)
+    check_answers(served, expected, page_size=16)
+    check_ours(served, page_size=16)
     assert served.counters["sglang.scheduled_tokens"] == served.new_prompt_tokens
     assert "sglang.scheduled_tokens.DECODE" not in served.counters
+
+
+def test_the_engines_own_backend_gives_the_same(llama, expected, tmp_path):
+    """If not, the others' answers are the engine's doing and none of ours."""
+    served = serve(llama, tmp_path, [True] * len(WAVES), page_size=1, attention_backend="torch_native")
+    check_answers(served, expected, page_size=1)
+    assert served.counters == {}

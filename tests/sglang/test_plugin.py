@@ -76,6 +76,36 @@ def test_a_broken_install_says_so_at_once_and_again_when_it_is_asked_for(monkeyp
         ATTENTION_BACKENDS["fa-cute"](make_runner([Block(0)]))
 
 
+def test_a_broken_install_shows_through_sglangs_own_loading():
+    """Which swallows what a plugin raises, and shows what it logs only where logging has been set up."""
+    code = """if True:
+        import sys
+        from fa4_sglang import cpu
+        cpu.at_start()
+        sys.modules["fa4_core"] = None
+        from sglang.srt.plugins import load_plugins
+        load_plugins()
+        from sglang.srt.server_args import prepare_server_args
+        prepare_server_args(["--model-path", "none", "--prefill-attention-backend", "fa-cute"])
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    said = "The attention backend fa-cute cannot be used: ModuleNotFoundError: No module named 'fa4_core.startup'"
+    assert said in done.stderr
+
+
+def test_lists_that_cannot_be_lifted_are_said_and_no_reason_to_stop(monkeypatch, caplog):
+    def moved():
+        raise ValueError("no such step")
+
+    monkeypatch.setattr(compat, "lift_lists", moved)
+    plugin.register()
+    [record] = [r for r in caplog.records if r.name == "fa4"]
+    assert record.levelno == logging.WARNING
+    assert "GptOssForCausalLM" in record.getMessage()
+    assert "ValueError: no such step" in record.getMessage()
+    assert isinstance(ATTENTION_BACKENDS["fa-cute"](make_runner([Block(0)])), FA4Backend)
+
+
 def test_an_engine_that_has_moved_on_is_named(monkeypatch):
     from sglang.srt.layers.attention import base_attn_backend
 

@@ -108,7 +108,7 @@ def _images(runner: ModelRunner) -> dict[str, str]:
     """Gemma 3 and 4 write masks of their image tokens into backends that they know, and go on without in others."""
     model = runner.model
     if hasattr(model, "prepare_attn_masks") and getattr(runner.model_config, "is_multimodal", True):
-        return {type(model).__name__: "image tokens that see each other; without images it is served"}
+        return {type(model).__name__: compat.IMAGES}
     return {}
 
 

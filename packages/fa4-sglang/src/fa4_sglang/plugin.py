@@ -26,19 +26,23 @@ def register() -> None:
     try:
         import fa4_core.startup  # noqa: F401
 
-        from . import cpu
+        from . import compat, cpu
 
         cpu.adapt()
+        try:
+            compat.lift_lists()
+        except Exception as error:
+            # Then SGLang itself refuses those models and no other.
+            models = ", ".join(compat.LIFTED + compat.LIFTED_WITHOUT_IMAGES)
+            logger.warning("SGLang %s keeps %s from %s: %s", compat.version(), NAME, models, _said(error))
         broken = None
     except Exception as error:
-        broken = f"{type(error).__name__}: {error}"
+        broken = _said(error)
         logger.error("The attention backend %s cannot be used: %s", NAME, broken)
 
     def create(runner: ModelRunner) -> AttentionBackend:
         if broken is not None:
             raise RuntimeError(f"the attention backend {NAME} cannot be used: {broken}")
-        from . import compat
-
         return compat.load_backend()(runner)
 
     ATTENTION_BACKENDS[NAME] = create
@@ -49,3 +53,7 @@ def register() -> None:
     ):
         if NAME not in choices:
             choices.append(NAME)
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
