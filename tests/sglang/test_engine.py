@@ -97,7 +97,8 @@ def check_answers(served: Served, expected: list[tuple[list[int], list[float]]],
     assert served.answers[7]["cached"] >= 80 // page_size * page_size
     chunks = [int(n) for n in re.findall(r"Prefill batch.*?#new-token: (\d+)", served.log)]
     assert max(chunks) <= CHUNK < max(map(len, PROMPTS))
-    assert sum(chunks) == served.new_prompt_tokens, "what the engine says it scheduled"
+    # What the engine says it scheduled: 0.5.14 counts whole pages.
+    assert sum(chunks) - served.new_prompt_tokens in range(len(chunks) * (page_size - 1) + 1)
 
 
 def check_ours(served: Served, page_size: int) -> None:
@@ -115,7 +116,9 @@ def test_both_phases_on_slots_of_one_token_with_mixed_batches(llama, expected, t
     check_answers(served, expected, page_size=1)
     check_ours(served, page_size=1)
     decoded = len(PROMPTS) * (NEW_TOKENS - 1)
-    assert served.counters["sglang.scheduled_tokens"] == served.new_prompt_tokens + decoded
+    # Up to 0.5.20 a step is scheduled before the last one is known to have ended a request.
+    ahead = served.counters["sglang.scheduled_tokens"] - served.new_prompt_tokens - decoded
+    assert ahead in range(len(PROMPTS) + 1)
     # SGLang 0.5.23 hands a mixed batch to its backends as EXTEND: some of its tokens were then decode rows.
     in_prefill = sum(served.counters.get(f"sglang.scheduled_tokens.{mode}", 0) for mode in ("EXTEND", "MIXED"))
     assert in_prefill > served.new_prompt_tokens
