@@ -26,14 +26,14 @@ PROMPTS = [prompt for wave in WAVES for prompt in wave]
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="settings are those of a CPU")
 
 
-def serve(model, backend, page_size):
+def serve(model, backend, page_size, **more):
     """Answers, what was found in the prefix cache, and every step's tokens by request, from the scheduler itself."""
     from vllm import LLM, SamplingParams
 
     llm = LLM(
         str(model), skip_tokenizer_init=True, dtype="float32", max_model_len=512, max_num_seqs=8,
         max_num_batched_tokens=CHUNK, block_size=page_size, enable_prefix_caching=True, enforce_eager=True,
-        attention_backend=backend, compilation_config={"custom_ops": ["none"]} if stub_ops.NEEDED else {},
+        attention_backend=backend, compilation_config={"custom_ops": ["none"]} if stub_ops.NEEDED else {}, **more,
     )  # fmt: skip
     scheduler, steps = llm.llm_engine.engine_core.engine_core.scheduler, []
     schedule = scheduler.schedule
