@@ -71,7 +71,7 @@ def serve(model: Path, folder: Path, logprobs: list[bool], **options) -> Served:
     command = [sys.executable, str(Path(__file__).parent / "serve.py"), "job.json", "result.json"]
     settings = {**os.environ, "FA4_STATS_DIR": str(folder / "counters")}
     done = subprocess.run(
-        command, cwd=folder, env=settings, text=True, timeout=300, check=False,
+        command, cwd=folder, env=settings, text=True, timeout=900, check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:]
