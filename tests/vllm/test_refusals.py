@@ -9,6 +9,7 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 from vllm.platforms.interface import DeviceCapability
+from vllm.v1 import kv_cache_interface
 from vllm.v1.attention.backend import AttentionBackend, MultipleOf
 from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
 from vllm.v1.attention.selector import AttentionSelectorConfig
@@ -78,13 +79,36 @@ def test_a_step_and_a_call(config):
         made.forward(None, step.q, None, None, None, None, torch.empty(1), output_scale=torch.ones(1))
 
 
-def test_chunked_local_attention(config):
-    from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec
+@pytest.mark.parametrize(
+    ("kind", "more", "reason"),
+    [
+        ("ChunkedLocalAttentionSpec", {"attention_chunk_size": 64}, "chunked local attention: its mask is no window"),
+        ("FullAttentionSpec", {"attention_chunk_size": 64}, "chunked local attention: its mask is no window"),
+        ("SinkFullAttentionSpec", {"sink_len": 16}, "SinkFullAttentionSpec: allowed: FullAttentionSpec, Sliding"),
+        ("RSWASpec", {"rswa_window": 64}, "RSWASpec: allowed: FullAttentionSpec, SlidingWindowSpec"),
+        ("EncoderOnlyAttentionSpec", {}, "EncoderOnlyAttentionSpec: allowed: FullAttentionSpec, SlidingWindowSpec"),
+    ],
+)
+def test_a_group_whose_builder_vllm_wraps(config, kind, more, reason):
+    with pytest.raises(UnsupportedError, match=reason):
+        builder_of(config, spec=getattr(kv_cache_interface, kind), **more)
 
+
+def test_the_builder_of_static_sinks(config):
+    """It lengthens every request and leaves the host's lengths as they were, which would no longer be bounds."""
+    from vllm.model_executor.layers.attention.static_sink_attention import create_static_sink_attention_backend
+
+    wrapped = create_static_sink_attention_backend(FA4Backend, 16).get_builder_cls()
     fields = {"block_size": 16, "num_kv_heads": KV_HEADS, "head_size": DIM, "dtype": torch.float32}
-    spec = ChunkedLocalAttentionSpec(**fields, attention_chunk_size=64)
-    with pytest.raises(UnsupportedError, match="chunked local attention: its mask is no window"):
-        FA4Backend.get_builder_cls()(spec, [], config, torch.device("cpu"))
+    with pytest.raises(UnsupportedError, match="SinkFullAttentionSpec"):
+        wrapped(kv_cache_interface.SinkFullAttentionSpec(**fields, sink_len=16), [], config, torch.device("cpu"))
+
+
+def test_reference_sliding_window_attention(config, monkeypatch):
+    """0.25.1 does not ask whether a backend serves it."""
+    monkeypatch.setattr(type(config.model_config), "rswa_window", 128)
+    with pytest.raises(UnsupportedError, match="reference sliding window attention: a prompt that stays in sight"):
+        impl()
 
 
 SERVED = {"head_size": DIM, "dtype": torch.float32, "kv_cache_dtype": "auto", "block_size": 16}

@@ -9,9 +9,8 @@ import torch
 from vllm import envs
 from vllm.config import get_current_vllm_config
 from vllm.platforms import current_platform
-from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec
 
-from fa4_core import LayerSpec, PrefillBatch, Question, Target, UnsupportedError, counters, prefill, select, startup
+from fa4_core import LayerSpec, PrefillBatch, Question, Target, counters, prefill, select, startup
 
 from . import compat, translate
 
@@ -154,10 +153,7 @@ def start(kv_cache_spec: Any, layer_names: Iterable[str], config: VllmConfig, de
     Raises:
         UnsupportedError: The layers are not served, or by no kernel on pages of this size.
     """
-    # vLLM wraps any backend's builder for these layers and tells the backend nothing else.
-    if isinstance(kv_cache_spec, ChunkedLocalAttentionSpec):
-        reason = {"chunked local attention": "its mask is no window"}
-        raise UnsupportedError("these layers through --attention-backend CUSTOM", reason)
+    translate.refuse_group(kv_cache_spec)
     compat.share_logging()
     compat.warn_if_untested()
     layers = config.compilation_config.static_forward_context

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from fa4_core import LayerSpec, PrefillBatch, UnsupportedError
 from fa4_core.page_table import from_block_table
@@ -129,6 +130,9 @@ def refuse(arguments: dict[str, Any], config: VllmConfig) -> None:
     for name, value in arguments.items():
         if value is not None and value is not False:
             reasons[name] = "an argument that this backend does not know; without it the answer could be wrong"
+    if config.model_config.rswa_window is not None:
+        # From 0.32 on vLLM asks the backend; 0.25.1 does not, and would have the prompt drop out of the window.
+        reasons["reference sliding window attention"] = "a prompt that stays in sight of every query is no window"
     parallel = config.parallel_config
     if parallel.decode_context_parallel_size > 1:
         reasons["decode context parallelism"] = "a request's keys are split over ranks, which is not served"
@@ -136,3 +140,22 @@ def refuse(arguments: dict[str, Any], config: VllmConfig) -> None:
         reasons["prefill context parallelism"] = "a request's queries are split over ranks, which is not served"
     if reasons:
         raise UnsupportedError("this layer through --attention-backend CUSTOM", reasons)
+
+
+def refuse_group(kv_cache_spec: Any) -> None:
+    """Refuse the KV-cache groups for which vLLM wraps a backend's builder, or keeps keys in an order of its own.
+
+    It tells the backend nothing else of them, and what the wrappers change they do not always tell the host: static
+    sinks make every request longer and leave the host's lengths as they were.
+
+    Raises:
+        UnsupportedError: All that stands against the group, one reason a line.
+    """
+    reasons = {}
+    if type(kv_cache_spec) not in (FullAttentionSpec, SlidingWindowSpec):
+        reasons[type(kv_cache_spec).__name__] = "allowed: FullAttentionSpec, SlidingWindowSpec"
+    # A full spec too has a chunk where vLLM's hybrid KV-cache manager is off.
+    if getattr(kv_cache_spec, "attention_chunk_size", None):
+        reasons["chunked local attention"] = "its mask is no window"
+    if reasons:
+        raise UnsupportedError("these layers through --attention-backend CUSTOM", reasons)
