@@ -93,11 +93,11 @@ def test_memory_profiling_runs_without_a_step_and_holds_the_workspace(config, mo
     monkeypatch.setattr(workspace, "_blocks", {})
     monkeypatch.setattr(kernels.ReferenceKernel, "workspace_bytes", lambda self, question: 5000)
     impl = layer()
-    assert not workspace._blocks
-    output = torch.full((4, HEADS, DIM), torch.nan)
-    impl.forward(None, torch.zeros(4, HEADS, DIM), None, None, None, None, output)
-    assert (output == 0).all()
-    assert [block.numel() for block in workspace._blocks.values()] == [5000]
+    for kv_cache, held in ((empty_kv_cache(5, 16), []), (torch.tensor([]), [5000])):  # graphs captured, memory measured
+        output = torch.full((4, HEADS, DIM), torch.nan)
+        impl.forward(None, torch.zeros(4, HEADS, DIM), None, None, kv_cache, None, output)
+        assert (output == 0).all()
+        assert [block.numel() for block in workspace._blocks.values()] == held
 
 
 def test_steps_are_counted_apart_from_layers(config):

@@ -17,6 +17,7 @@ from vllm_steps import (
     KV_HEADS,
     assert_is_oracle,
     builder_of,
+    empty_kv_cache,
     forward,
     kv_cache_of,
     layer,
@@ -230,11 +231,11 @@ def test_memory_profiling_runs_without_a_step_and_holds_the_workspace(config, mo
     monkeypatch.setattr(workspace, "_blocks", {})
     monkeypatch.setattr(kernels.ReferenceKernel, "workspace_bytes", lambda self, question: 5000)
     impl = layer()
-    assert not workspace._blocks
-    output = torch.full((4, HEADS, DIM), torch.nan)
-    impl.forward(None, torch.zeros(4, HEADS, DIM), None, None, None, None, output)
-    assert (output == 0).all()
-    assert [block.numel() for block in workspace._blocks.values()] == [5000]
+    for kv_cache, held in ((empty_kv_cache(5, 16), []), (torch.tensor([]), [5000])):  # graphs captured, memory measured
+        output = torch.full((4, HEADS, DIM), torch.nan)
+        impl.forward(None, torch.zeros(4, HEADS, DIM), None, None, kv_cache, None, output)
+        assert (output == 0).all()
+        assert [block.numel() for block in workspace._blocks.values()] == held
 
 
 @pytest.mark.parametrize(("cuda", "invariant", "splits"), [(0, 0, False), (0, 1, False), (1, 0, True), (1, 1, False)])

@@ -237,8 +237,8 @@ class FA4Impl(AttentionImpl[FA4Metadata]):
             query: [tokens, num_heads, head_size]; rows past the step's are padding.
             key: Written to the cache already.
             value: Likewise.
-            kv_cache: The layer's cache.
-            attn_metadata: The step; None while vLLM measures memory.
+            kv_cache: The layer's cache; empty while vLLM measures memory.
+            attn_metadata: The step; None while vLLM measures memory or captures the graphs around attention.
             output: [tokens, num_heads, head_size].
             output_scale: Refused.
             output_block_scale: Refused.
@@ -251,7 +251,7 @@ class FA4Impl(AttentionImpl[FA4Metadata]):
         """
         refuse_quantised_output(output_scale, output_block_scale)
         if attn_metadata is None:
-            return self.fa4.profile(output)
+            return self.fa4.profile(kv_cache, output)
         n = attn_metadata.num_actual_tokens
         self.fa4.prefill(query[:n], kv_cache, attn_metadata.batch, output[:n])
         return output

@@ -127,17 +127,21 @@ class Layer:
             scale=self.scale, softcap=self.softcap, sinks=self.sinks, out=output, invariant=self.invariant,
         )  # fmt: skip
 
-    def profile(self, output: torch.Tensor) -> torch.Tensor:
-        """What a layer does while vLLM measures memory, which is before it sizes the KV pool: take the workspace.
+    def profile(self, kv_cache: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        """What a layer does where there is no step: take the workspace while vLLM measures memory, else nothing.
 
         Args:
+            kv_cache: Empty while memory is measured, which is before the KV pool is sized.
             output: Filled with 0.
 
         Returns:
             output.
         """
-        # The page size may still change; a workspace that serves any is held then.
-        startup.reserve([self.spec], page_size=None, device=output.device, invariant=self.invariant)
+        # vLLM also runs without a step when it captures the graphs around attention. That is on another stream, and
+        # memory taken there would be a second workspace, which the KV pool has not been sized with.
+        if not kv_cache.numel():
+            # The page size may still change; a workspace that serves any is held then.
+            startup.reserve([self.spec], page_size=None, device=output.device, invariant=self.invariant)
         return output.fill_(0)
 
 

@@ -151,7 +151,7 @@ class SplitImpl(FlashAttentionImpl):
         """
         refuse_quantised_output(output_scale, output_block_scale)
         if attn_metadata is None:
-            return self.fa4.profile(output)
+            return self.fa4.profile(kv_cache, output)
         if not isinstance(attn_metadata, SplitMetadata):
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, output)
         if attn_metadata.decode is not None:
