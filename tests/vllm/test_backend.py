@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
+import stock_kernels
 import torch
 from vllm_steps import (
+    AS_LAYER,
     DIM,
     HEADS,
     KV_HEADS,
@@ -62,15 +66,20 @@ def test_lengths_that_the_host_does_not_know(config):
     run(impl, step_of(impl), config, seq_lens_cpu_upper_bound=None)
 
 
-def test_another_groups_pages(config):
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_another_groups_pages(config, page_size):
     """One step over two KV-cache groups: the second's table takes the first's place, and nothing is carried over."""
     impl = layer()
-    first, second = step_of(impl), step_of(impl, seed=5)
-    builder = builder_of(config)
-    metadata = builder.build(0, metadata_of(first))
-    moved = builder.update_block_table(metadata, second.batch.page_table, metadata.slot_mapping)
+    first, second = step_of(impl), step_of(impl, page_size, seed=5)
+    metadata = builder_of(config).build(0, metadata_of(first, padding=2))
+    table = second.batch.page_table
+    table = torch.cat([table, table.new_full((2, table.shape[1]), -1)])
+    slots = torch.arange(sum(Q))
+    moved = builder_of(config, page_size).update_block_table(metadata, table, slots)
+    assert (moved.slot_mapping is slots, metadata.slot_mapping is slots) == (True, False)
     for step, described in ((first, metadata), (second, moved)):
         assert_is_oracle(forward(impl, step, described), step)
+    assert counters.stats()["vllm.scheduled_tokens"] == 2 * sum(Q), "each group's"
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
@@ -88,8 +97,27 @@ def test_new_keys_and_values_go_where_the_slots_say(config, layout):
     assert int((~kv_cache.isnan()).sum()) == 3 * KV_HEADS * 2 * DIM
 
 
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_on_cuda_vllms_own_writer_is_called(config, layout, monkeypatch):
+    """As in the invariant setting, where no row is the stock impl's; its writer has the arguments that it has there."""
+    from vllm import _custom_ops
+
+    writer, asked = stock_kernels.reshape_and_cache_flash, []
+    monkeypatch.setattr(_custom_ops, "reshape_and_cache_flash", lambda *a: (asked.append(a[5:]), writer(*a)))
+    monkeypatch.setattr("fa4_vllm.backend.current_platform", types.SimpleNamespace(is_cuda=lambda: True))
+    impl = FA4Impl(HEADS, DIM, DIM**-0.5, KV_HEADS)
+    key, value, slots = torch.randn(4, KV_HEADS, DIM), torch.randn(4, KV_HEADS, DIM), torch.tensor([17, -1, 70, 0])
+    theirs, mine = empty_kv_cache(5, 16, layout), empty_kv_cache(5, 16, layout)
+    impl.do_kv_cache_update(AS_LAYER, key, value, theirs, slots)
+    [(kind, k_scale, v_scale)] = asked
+    assert (kind, k_scale is AS_LAYER._k_scale, v_scale is AS_LAYER._v_scale) == ("auto", True, True)
+    monkeypatch.undo()
+    impl.do_kv_cache_update(AS_LAYER, key, value, mine, slots)
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
+
+
 def test_memory_profiling_runs_without_a_step_and_holds_the_workspace(config, monkeypatch):
-    """What is held then is not given to the KV pool, which vLLM sizes next."""
+    """What is held then is not given to the KV pool, which vLLM sizes next; what is taken later has no room."""
     monkeypatch.setattr(workspace, "_blocks", {})
     monkeypatch.setattr(kernels.ReferenceKernel, "workspace_bytes", lambda self, question: 5000)
     impl = layer()

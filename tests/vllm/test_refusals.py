@@ -151,11 +151,11 @@ def test_what_the_stock_backend_refuses_is_refused_where_it_has_a_part(monkeypat
     assert bool(reasons(DeviceCapability(8, 0), has_sink=True)) is splits
     monkeypatch.setattr("vllm.v1.attention.backends.flash_attn.flash_attn_supports_sinks", lambda: False, raising=False)
     assert bool(reasons(has_sink=True)) is splits
+    monkeypatch.setattr(FlashAttentionBackend, "get_preferred_block_size", classmethod(lambda cls, default: 128))
+    assert FA4Backend.get_preferred_block_size(16) == (128 if splits else 16)
     sizes = staticmethod(lambda kv_cache_spec=None: [128])  # as for head dim 256 on Blackwell
     monkeypatch.setattr(FlashAttentionBackend, "get_supported_kernel_block_sizes", sizes)
     assert FA4Backend.supports_block_size(16) is not splits
-    monkeypatch.setattr(FlashAttentionBackend, "get_preferred_block_size", classmethod(lambda cls, default: 128))
-    assert FA4Backend.get_preferred_block_size(16) == (128 if splits else 16)
 
 
 def test_page_sizes_are_asked_as_each_version_asks(config):
@@ -165,7 +165,9 @@ def test_page_sizes_are_asked_as_each_version_asks(config):
         assert isinstance(size, MultipleOf)
 
 
-def test_float32_is_for_cpus_alone(monkeypatch):
+@pytest.mark.parametrize("invariant", ["0", "1"])
+def test_float32_and_any_page_size_are_for_cpus_alone(monkeypatch, invariant):
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", invariant)  # in which no row is the stock backend's
     assert FA4Backend.supports_dtype(torch.float32)
     cuda = types.SimpleNamespace(is_cpu=lambda: False, is_cuda=lambda: True)
     monkeypatch.setattr("fa4_vllm.backend.current_platform", cuda)

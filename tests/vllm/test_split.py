@@ -172,19 +172,35 @@ def test_full_graphs_are_lowered_to_decode_steps(config, split, asked):
     assert lowered.mixed_mode() != CUDAGraphMode.FULL
 
 
+@pytest.mark.parametrize("page_size", [16, 64])
 @pytest.mark.parametrize("q", [[1, 1], [1, 40]])
-def test_another_groups_pages(full_graphs, stock_builds, q):
+def test_another_groups_pages(full_graphs, stock_builds, q, page_size):
     """The second group's table takes the first's place on both sides; the stock builder is not asked again."""
     kv = [30, 47]
     impl = layer()
-    first, second = step_of(impl, q=q, kv=kv), step_of(impl, q=q, kv=kv, seed=5)
-    builders = builder_of(full_graphs), builder_of(full_graphs)
-    metadata = builders[0].build(0, metadata_of(first))
-    moved = builders[1].update_block_table(metadata, second.batch.page_table, torch.arange(sum(q)))
+    first, second = step_of(impl, q=q, kv=kv), step_of(impl, page_size, q=q, kv=kv, seed=5)
+    builders = builder_of(full_graphs), builder_of(full_graphs, page_size)
+    metadata = builders[0].build(0, metadata_of(first, padding=2))
+    table = second.batch.page_table
+    table = torch.cat([table, table.new_full((2, table.shape[1]), 0)])
+    moved = builders[1].update_block_table(metadata, table, torch.arange(sum(q)))
     assert len(stock_builds) == 1
     assert moved.slot_mapping.tolist() == list(range(sum(q)))
     for step, described in ((first, metadata), (second, moved)):
         assert_is_oracle(forward(impl, step, described), step)
+    assert counters.stats().get("vllm.scheduled_tokens", 0) == 2 * sum(n for n in q if n > 1), "each group's"
+    if max(q) > 1:
+        assert (len(moved.decode.block_table), moved.decode.slot_mapping.tolist()) == (1, [0])
+
+
+def test_a_mixed_step_for_drafting(full_graphs, stock_builds):
+    """A drafter's first step has the target's prompts in it; the stock builder hears that it is for few layers."""
+    impl = layer()
+    step = step_of(impl, q=[1, 40], kv=[30, 40])
+    metadata = builder_of(full_graphs).build_for_drafting(metadata_of(step), draft_index=0)
+    assert [call.fast for call in stock_builds] == [True]
+    assert metadata.decode.scheduler_metadata is None
+    assert_is_oracle(forward(impl, step, metadata), step)
 
 
 @pytest.mark.parametrize("window", [1, 16, 1000])
@@ -227,7 +243,7 @@ def test_the_cache_is_written_by_the_stock_impl(config, split):
 
 
 def test_memory_profiling_runs_without_a_step_and_holds_the_workspace(config, monkeypatch, split):
-    """What is held then is not given to the KV pool, which vLLM sizes next."""
+    """What is held then is not given to the KV pool, which vLLM sizes next; what is taken later has no room."""
     monkeypatch.setattr(workspace, "_blocks", {})
     monkeypatch.setattr(kernels.ReferenceKernel, "workspace_bytes", lambda self, question: 5000)
     impl = layer()

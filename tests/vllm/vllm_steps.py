@@ -15,7 +15,9 @@ HEADS, KV_HEADS, DIM = 6, 2, 32
 Q, KV = [1, 1, 40, 7, 1], [30, 17, 40, 50, 1]
 
 ONE = torch.ones(())
-AS_LAYER = types.SimpleNamespace(_q_scale=ONE, _k_scale=ONE, _v_scale=ONE)  # what the stock impl reads off a layer
+AS_LAYER = types.SimpleNamespace(
+    _q_scale=ONE, _k_scale=ONE.clone(), _v_scale=ONE.clone()
+)  # what the stock impl reads off a layer
 FIVE_D = hasattr(AttentionBackend, "get_kv_cache_shape")  # 0.25.1, where a backend chooses the cache's shape
 
 

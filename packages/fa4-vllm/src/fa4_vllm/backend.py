@@ -208,7 +208,7 @@ class FA4Impl(AttentionImpl[FA4Metadata]):
     ) -> None:
         """Write a step's new keys and values, [tokens, kv_heads, head_dim] each, where slot_mapping says."""
         k_pages, v_pages = compat.split_kv_cache(kv_cache, self.head_size)
-        if kv_cache.device.type == "cuda":
+        if current_platform.is_cuda():
             from vllm._custom_ops import reshape_and_cache_flash
 
             reshape_and_cache_flash(

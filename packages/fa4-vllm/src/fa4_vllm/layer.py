@@ -169,7 +169,7 @@ def start(kv_cache_spec: Any, layer_names: Iterable[str], config: VllmConfig, de
 
 
 def count(tokens: int) -> None:
-    """Count a step's query rows that go to prefill().
+    """Count a step's query rows that go to prefill(), once a KV-cache group.
 
     Counted by the builders and not by the layers, so that a layer which never came through prefill() shows.
     """
