@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa4_core.kernels.hopper.config import BOX, COLUMNS, GRANULE, SMEM_LIMIT, Tile, all_configs
+from fa4_core.kernels.hopper.config import BOX, COLUMNS, GRANULE, SMEM_LIMIT, Tile, all_configs, all_kernels
 from fa4_core.kernels.hopper.plan import HEAD, PART, PARTIAL, PARTS, TILE, Step, box_table, query_tiles, work_list
 from fa4_core.kernels.hopper.ranges import UNBOUNDED, key_tiles, query_span, window_sides
 
@@ -158,9 +158,11 @@ def test_variants_fit(config):
     assert many % 8 == few % 8 == 0
 
 
-def test_at_most_sixty_variants_with_their_own_names():
+def test_at_most_sixty_kernels_with_their_own_names():
     configs = all_configs()
-    assert len({c.name for c in configs}) == len(configs) <= 60
+    assert len({c.name for c in configs}) == len(configs)
+    assert set(configs) < set(all_kernels().values())
+    assert len(all_kernels()) <= 60
 
 
 def test_rows_of_a_block():

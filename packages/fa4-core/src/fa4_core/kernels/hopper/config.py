@@ -117,6 +117,13 @@ class Config:
         return 2 * (t.q_stages * t.m * max(self.width, self.width_v) + keys)
 
 
+def all_kernels() -> dict[str, Config | str]:
+    """Every kernel that can be asked for: the name of its function, and the key it is compiled by."""
+    widths = dict.fromkeys(d_v for _, d_v in TILES)
+    helpers = ["find_runs", "gather", *(f"combine_{dtype}_{d_v}" for dtype in ("bf16", "fp16") for d_v in widths)]
+    return {config.name: config for config in all_configs()} | {f"fa4_hopper_{name}": name for name in helpers}
+
+
 def all_configs() -> list[Config]:
     """Every variant there is."""
     return [
