@@ -19,14 +19,12 @@ import os
 import random
 import statistics
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "gpu"))
 from fa4_core import LayerSpec, PrefillBatch
 from fa4_core.kernels.hopper import HopperKernel
 
@@ -235,9 +233,6 @@ def main() -> None:
         print(table(rows))
         plot(rows, args.draw.with_suffix(".png"))
         return
-    from conftest import load_objects
-
-    load_objects()
     torch.manual_seed(0)
     random.seed(1)
     peers = set(args.peers.split(","))

@@ -9,6 +9,7 @@ from .errors import bad
 KERNEL = "FA4_KERNEL"
 STATS_DIR = "FA4_STATS_DIR"
 WORKSPACE_MIB = "FA4_WORKSPACE_MIB"
+HOPPER_OBJECTS = "FA4_HOPPER_OBJECTS"
 
 MOST_WORKSPACE_MIB = 512
 
@@ -16,6 +17,7 @@ VARIABLES = {
     KERNEL: "run this kernel and no other; unset picks the best one",
     STATS_DIR: "where servers publish their counters; unset is fa4-UID in the temporary directory",
     WORKSPACE_MIB: f"scratch memory of a device at most, 1 to {MOST_WORKSPACE_MIB}; unset is {MOST_WORKSPACE_MIB}",
+    HOPPER_OBJECTS: "a folder of compiled Hopper kernels, taken before any is compiled; unset compiles at first use",
 }
 
 
@@ -27,6 +29,11 @@ def kernel() -> str | None:
 def stats_dir() -> str | None:
     """FA4_STATS_DIR, or None where unset or empty."""
     return os.environ.get(STATS_DIR) or None
+
+
+def hopper_objects() -> str | None:
+    """FA4_HOPPER_OBJECTS, or None where unset or empty."""
+    return os.environ.get(HOPPER_OBJECTS) or None
 
 
 def workspace_bytes() -> int:

@@ -121,7 +121,12 @@ def all_kernels() -> dict[str, Config | str]:
     """Every kernel that can be asked for: the name of its function, and the key it is compiled by."""
     widths = dict.fromkeys(d_v for _, d_v in TILES)
     helpers = ["find_runs", "gather", *(f"combine_{dtype}_{d_v}" for dtype in ("bf16", "fp16") for d_v in widths)]
-    return {config.name: config for config in all_configs()} | {f"fa4_hopper_{name}": name for name in helpers}
+    return {name_of(key): key for key in (*all_configs(), *helpers)}
+
+
+def name_of(key: Config | str) -> str:
+    """The function's name: a C identifier."""
+    return f"fa4_hopper_{key}" if isinstance(key, str) else key.name
 
 
 def all_configs() -> list[Config]:

@@ -13,7 +13,9 @@ from ... import counters, settings, workspace
 from ...batch import PrefillBatch
 from ...errors import bad
 from ...spec import LayerSpec
-from .config import BOX, NARROW, NARROW_KEYS, TILES, Config
+from . import dsl
+from .config import BOX, NARROW, NARROW_KEYS, TILES, Config, name_of
+from .objects.load import find
 from .plan import ITEM_INTS, Step, box_table, work_list
 from .ranges import window_sides
 
@@ -30,13 +32,15 @@ _functions: dict[Config | str, Function] = {}
 
 
 def function_of(key: Config | str) -> Function:
-    """A compiled variant, or a helper kernel by name; kept for the life of the process."""
+    """A variant, or a helper kernel by name: loaded where FA4_HOPPER_OBJECTS has it, else compiled; kept for good."""
     found = _functions.get(key)
     if found is None:
-        from . import build
+        found = find(name_of(key))
+        if found is None:
+            from . import build
 
-        found = build.compile_helper(key) if isinstance(key, str) else build.compile_variant(key)
-        counters.add("compiles.hopper")
+            found = build.compile_helper(key) if isinstance(key, str) else build.compile_variant(key)
+            counters.add("compiles.hopper")
         _functions[key] = found
     return found
 
@@ -65,7 +69,7 @@ class HopperKernel:
         if (spec.head_dim, spec.head_dim_v) not in TILES:
             dims = ", ".join(f"{d}" if d == d_v else f"{d}/{d_v}" for d, d_v in TILES)
             return f"has no head dims {spec.head_dim}/{spec.head_dim_v}, only {dims}"
-        return None
+        return dsl.refusal(spec.head_dim, spec.head_dim_v or spec.head_dim, DTYPES[spec.dtype], spec.softcap)
 
     def workspace_bytes(self, question: Question) -> int:
         """As the protocol says: for keys gathered from slots and for results of splits, and so for neither none."""

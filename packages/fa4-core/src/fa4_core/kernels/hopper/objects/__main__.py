@@ -21,9 +21,8 @@ from ....errors import bad
 from ..config import Config, all_kernels
 from . import versions
 from .link import compiler
+from .load import SUMMARY
 from .make import ARCH, Made, make_all
-
-SUMMARY = "objects.json"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,4 +1,7 @@
-"""From a compiled kernel to a shared library without the DSL: gcc, the DSL's static runtime, a shim."""
+"""From a compiled kernel to a shared library that loads without the DSL: gcc, the DSL's static runtime, a shim.
+
+What stays open is the CUDA runtime and tvm-ffi: torch brings the first into the process, the loader is the second.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from tempfile import TemporaryDirectory
 
 from ....errors import bad
 
-RUNTIME = "libcuda_dialect_runtime_static.a"  # of the DSL; the CUDA runtime is in it
+RUNTIME = "libcuda_dialect_runtime_static.a"  # of the DSL: calls of the CUDA runtime, by names of its own
+OPEN = ("cuda", "TVMFFI")  # what the names of symbols that the library does not hold begin with
 # The one thing that the DSL's host code asks of the DSL's own tvm-ffi glue: to turn a CUDA error into an exception.
 SHIM = r"""
 #include <stdio.h>
@@ -68,4 +72,15 @@ def link(kernel: Path, into: Path) -> None:
         done = subprocess.run([*command, "-lpthread", "-ldl"], capture_output=True, text=True)
         if done.returncode:
             raise ValueError(f"{' '.join(command)} ended with status {done.returncode}: {done.stderr.strip()[-2000:]}")
+        listed = subprocess.run(["nm", "-D", "-P", "--undefined-only", str(made)], capture_output=True, text=True)
+        foreign = unknown(listed.stdout)
+        if listed.returncode or foreign:  # bound late, they would end a server at its first call
+            raise ValueError(f"{into.name} asks for symbols that nothing brings: {', '.join(foreign) or listed.stderr}")
         made.replace(into)
+
+
+def unknown(listing: str) -> list[str]:
+    """Symbols that neither the C library, the CUDA runtime nor tvm-ffi brings, from a listing of those not defined."""
+    symbols = [line.split()[:2] for line in listing.splitlines()]
+    # A weak one ("w") may be missing; the C library's carry its version.
+    return [name for name, kind in symbols if kind != "w" and "@GLIBC" not in name and not name.startswith(OPEN)]

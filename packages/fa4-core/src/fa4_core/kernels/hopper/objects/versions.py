@@ -7,7 +7,9 @@ from importlib import metadata
 from pathlib import Path
 
 DSL, FFI = "nvidia-cutlass-dsl", "apache-tvm-ffi"
-HOST = frozenset({"__init__.py", "launch.py", "plan.py"})  # never compiled for a GPU; a new file counts as compiled
+HOST = frozenset(
+    {"__init__.py", "dsl.py", "launch.py", "plan.py"}
+)  # never compiled for a GPU; a new file counts as compiled
 
 
 def installed(name: str) -> str | None:
