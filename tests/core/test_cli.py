@@ -8,6 +8,8 @@ from click.testing import CliRunner
 
 from fa4_core import counters
 from fa4_core.cli import main
+from fa4_core.kernels.hopper.config import all_kernels
+from fa4_core.kernels.hopper.objects.versions import source
 
 
 @pytest.fixture
@@ -61,6 +63,20 @@ def test_doctor_survives_a_kernel_that_is_none(run, installed, monkeypatch):
     result = run("doctor")
     assert result.exit_code == 1
     assert "FA4_KERNEL='fast' names no kernel" in result.output
+
+
+def test_doctor_shows_the_compiled_hopper_kernels(run, installed, monkeypatch, tmp_path):
+    assert json.loads(run("doctor", "--json").output)["hopper"] == {"sources": source(), "compiled": None}
+    (tmp_path / "fa4_hopper_gather.so").touch()
+    (tmp_path / "objects.json").write_text(json.dumps({"source": source(), "cutlass_dsl": "4.8.0"}))
+    monkeypatch.setenv("FA4_HOPPER_OBJECTS", str(tmp_path))
+    shown = json.loads(run("doctor", "--json").output)["hopper"]
+    assert shown["compiled"] == f"{tmp_path}: 1 of {len(all_kernels())}, by nvidia-cutlass-dsl 4.8.0"
+    assert "sources" in run("doctor").output
+    monkeypatch.setenv("FA4_HOPPER_OBJECTS", str(tmp_path / "gone"))
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert "problem: FA4_HOPPER_OBJECTS was" in result.output
 
 
 def test_explain_says_why_not(run):

