@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -97,10 +98,11 @@ def test_nonsense_is_refused(run, words, status, message):
 
 
 def test_what_is_missing_is_named(run, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    result = run[0]()
-    assert result.exit_code == 1
-    assert "nvidia-cutlass-dsl is not installed: pip install 'nvidia-cutlass-dsl[cu13]'" in result.output
+    for module, package in (("cutlass", "nvidia-cutlass-dsl[cu13]"), ("tvm_ffi", "apache-tvm-ffi")):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, gone=module: None if name == gone else object())
+        result = run[0]()
+        assert result.exit_code == 1
+        assert f"{package} is not installed: pip install '{package}'" in result.output
     monkeypatch.setattr(command, "compiler", link.compiler)
     monkeypatch.setattr("shutil.which", lambda name: None)
     result = run[0]()
@@ -114,6 +116,27 @@ def test_a_failed_link_shows_what_the_linker_said(monkeypatch, tmp_path):
     monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: refused)
     monkeypatch.setattr(link, "compiler", lambda: "gcc")
     with pytest.raises(ValueError, match="status 1: cannot find none.a"):
+        link.link(tmp_path / "kernel.o", tmp_path / "kernel.so")
+    assert not (tmp_path / "kernel.so").exists()
+
+
+def test_symbols_that_nothing_brings():
+    known = ["cudaFree U", "TVMFFIEnvGetStream U", "abort@GLIBC_2.2.5 U", "__gmon_start__ w"]
+    assert link.unknown("\n".join(f"{line}         " for line in known)) == []
+    assert link.unknown("\n".join([*known, "CuteDSLRT_New U", "printf U"])) == ["CuteDSLRT_New", "printf"]
+
+
+def test_a_library_that_asks_for_such_a_symbol_is_not_kept(monkeypatch, tmp_path):
+    monkeypatch.setattr(link, "runtime", lambda: tmp_path / "empty.a")
+    monkeypatch.setattr(link, "compiler", lambda: "gcc")
+
+    def answer(command, **kwargs):
+        if command[0] == "gcc":
+            Path(command[command.index("-o") + 1]).touch()
+        return subprocess.CompletedProcess(command, 0, "CuteDSLRT_New U\n" if command[0] == "nm" else "", "")
+
+    monkeypatch.setattr(subprocess, "run", answer)
+    with pytest.raises(ValueError, match="kernel.so asks for symbols that nothing brings: CuteDSLRT_New"):
         link.link(tmp_path / "kernel.o", tmp_path / "kernel.so")
     assert not (tmp_path / "kernel.so").exists()
 

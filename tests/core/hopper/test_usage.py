@@ -10,7 +10,7 @@ STRUCT = "!llvm.struct<(array<3 x i32>, array<3 x i32>, i64, ptr, ptr, i32)>"
 STL, LDL, FFMA = 0x7387, 0x7983, 0x7223
 
 
-def elf(machine, sections):
+def elf(machine, sections, flags=0x6005A04, abi=8):
     """An ELF64 file with these sections."""
     names, body, headers = b"\0", b"", [bytes(64)]
     for name, content in [*sections.items(), (".names", b"")]:
@@ -19,16 +19,16 @@ def elf(machine, sections):
         content = names if name == ".names" else content
         headers.append(struct.pack("<IIQQQQIIQQ", at, 1, 0, 0, 64 + len(body), len(content), 0, 0, 1, 0))
         body += content
-    start = b"\x7fELF\x02\x01" + bytes(10) + struct.pack("<HHI", 2, machine, 1)
-    start += struct.pack("<QQQIHHHHHH", 0, 0, 64 + len(body), 0, 64, 0, 0, 64, len(headers), len(headers) - 1)
+    start = b"\x7fELF\x02\x01\x01\x41" + bytes([abi]) + bytes(7) + struct.pack("<HHI", 2, machine, 1)
+    start += struct.pack("<QQQIHHHHHH", 0, 0, 64 + len(body), flags, 64, 0, 0, 64, len(headers), len(headers) - 1)
     return start + body + b"".join(headers)
 
 
-def cubin(registers=128, frame=0, opcodes=(FFMA,), static=1024, more=None):
+def cubin(registers=128, frame=0, opcodes=(FFMA,), static=1024, more=None, **header):
     info = struct.pack("<BBHII", 4, 0x11, 8, 7, frame) + struct.pack("<BBH", 3, 0x55, 0)
     info += struct.pack("<BBHII", 4, 0x2F, 8, 7, registers) + struct.pack("<BBHI", 4, 0x1B, 4, 9)
     text = b"".join(struct.pack("<QQ", op | 0xABC0000, STL) for op in opcodes)
-    return elf(190, {".nv.info": info, ".text.k": text, ".nv.shared.k": bytes(static), **(more or {})})
+    return elf(190, {".nv.info": info, ".text.k": text, ".nv.shared.k": bytes(static), **(more or {})}, **header)
 
 
 def ir(block=(512, 1, 1), dynamic=1000):
@@ -64,9 +64,15 @@ def test_the_drivers_share_of_shared_memory_is_left_out():
     assert read(inside(cubin(more={".nv.shared.reserved.0": bytes(64)})), ir()).shared == 1000
 
 
+def test_the_architecture_stands_where_the_abi_has_it():
+    assert read(inside(cubin(abi=7, flags=0x5A0D5A)), ir()) == read(inside(cubin()), ir())
+
+
 @pytest.mark.parametrize(
     ("binary", "host", "message"),
     [
+        (inside(cubin(flags=0x6006402)), ir(), "the cubin is for sm_100, not sm_90"),
+        (inside(cubin(abi=7, flags=0x640D64)), ir(), "the cubin is for sm_100, not sm_90"),
         (elf(62, {".rodata": b""}), ir(), "holds no cubin"),
         (inside(cubin(more={".text.second": b""})), ir(), "the cubin has 2 kernels"),
         (inside(elf(190, {".text.k": b""})), ir(), "attributes \\[\\]; expected one, with registers"),

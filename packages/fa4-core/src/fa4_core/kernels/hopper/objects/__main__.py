@@ -44,8 +44,9 @@ def main(out: Path, variants: tuple[str, ...], jobs: int, expect_spill: tuple[st
         compiler()
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    if importlib.util.find_spec("cutlass") is None:
-        raise click.ClickException(f"{versions.DSL} is not installed: pip install '{versions.DSL}[cu13]'")
+    for module, package in (("cutlass", f"{versions.DSL}[cu13]"), ("tvm_ffi", versions.FFI)):
+        if importlib.util.find_spec(module) is None:
+            raise click.ClickException(f"{package} is not installed: pip install '{package}'")
     unknown = sorted(set(expect_spill) - set(all_kernels()))
     if unknown:
         raise click.UsageError(f"--expect-spill was {', '.join(unknown)}; allowed: names of kernels")

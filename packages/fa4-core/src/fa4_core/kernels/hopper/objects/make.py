@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -17,6 +18,7 @@ from .usage import Usage, read
 
 ARCH = "sm_90a"
 REGISTER_FILE = 65536  # of an SM; a block gets them in units of 8 a thread
+COLOUR = re.compile(r"\x1b\[[\d;]*m")  # in the DSL's messages
 BARRIERS = 2048  # bytes: what a kernel may take beside Config.smem_bytes, for barriers and work items
 
 
@@ -96,4 +98,4 @@ def make_all(kernels: Mapping[str, Config | str], out: Path, jobs: int) -> Itera
             except BrokenProcessPool:
                 yield names[future], "its process, or one beside it, died"
             except Exception as error:  # of any kind: the DSL's errors share no base class
-                yield names[future], f"{type(error).__name__}: {error}"
+                yield names[future], f"{type(error).__name__}: {COLOUR.sub('', str(error)).strip()}"

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-EM_CUDA = 190
+EM_CUDA, ABI, TARGET = 190, 8, 90  # the machine, the byte that tells the ABI's version, the architecture
 REGISTERS, FRAME = 0x2F, 0x11  # attributes of .nv.info: registers a thread, bytes of local memory a thread
 SIZED = 4  # the format of an attribute followed by that many bytes
 STORE_LOCAL, LOAD_LOCAL = 0x387, 0x983  # opcodes, the low 12 bits of a 16-byte instruction
@@ -63,6 +63,8 @@ def _cubin(binary: bytes) -> tuple[int, int, int, int]:
     found: dict[int, int] = {}
     shared = spills = kernels = 0
     elf = binary[_start(binary) :]
+    if _target(elf) != TARGET:
+        raise ValueError(f"the cubin is for sm_{_target(elf)}, not sm_{TARGET}")
     for name, offset, size in _sections(elf):
         if name == ".nv.info":
             found = dict(_attributes(elf[offset : offset + size]))
@@ -87,6 +89,12 @@ def _start(binary: bytes) -> int:
             return at
         at = binary.find(b"\x7fELF", at + 4)
     raise ValueError("the object holds no cubin")
+
+
+def _target(elf: bytes) -> int:
+    """The architecture, 90 for sm_90 and sm_90a; its place in the flags moved with CUDA 13."""
+    [flags] = struct.unpack_from("<I", elf, 48)
+    return (flags >> 8 if elf[ABI] >= 8 else flags) & 0xFF
 
 
 def _sections(elf: bytes) -> Iterator[tuple[str, int, int]]:
