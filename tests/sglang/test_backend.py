@@ -8,7 +8,7 @@ import pytest
 import torch
 from world import DIM, KV_HEADS, Q_HEADS, Block, World, make_runner
 
-from fa4_core import counters
+from fa4_core import counters, kernels, workspace
 from fa4_sglang import compat
 from fa4_sglang.backend import FA4Backend
 
@@ -232,3 +232,10 @@ def test_a_server_says_once_what_serves_it(caplog, tmp_path):
     assert "sinks" in line
     assert "page size 16" in line
     assert [p.engine for p in counters.read_published(tmp_path / "counters")] == ["sglang"]
+
+
+def test_a_server_holds_its_workspace_from_its_start(monkeypatch):
+    monkeypatch.setattr(workspace, "_blocks", {})
+    monkeypatch.setattr(kernels.ReferenceKernel, "workspace_bytes", lambda self, question: 300 * question.page_size)
+    FA4Backend(make_runner([Block(0)], 16))
+    assert [block.numel() for block in workspace._blocks.values()] == [4800]

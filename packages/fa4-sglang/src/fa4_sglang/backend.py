@@ -53,10 +53,10 @@ class FA4Backend(AttentionBackend):
         specs = tuple(dict.fromkeys(self._specs.values()))
         key = (specs, self.page_size, self.device, self.invariant)
         if key not in _started:
-            startup.start(
-                "sglang", compat.version(), specs,
-                page_size=self.page_size, device=self.device, invariant=self.invariant,
-            )  # fmt: skip
+            where = {"page_size": self.page_size, "device": self.device, "invariant": self.invariant}
+            startup.start("sglang", compat.version(), specs, **where)
+            # SGLang has made its pools by now; at least a server that lacks the room says so when it starts.
+            startup.reserve(specs, **where)
             _started.add(key)
 
     def _spec(self, layer: RadixAttention, sinks: bool) -> LayerSpec:
