@@ -199,13 +199,9 @@ class FA4Impl(AttentionImpl[FA4Metadata]):
         self.sinks = self.fa4.sinks
 
     def do_kv_cache_update(
-        self,
-        layer: torch.nn.Module,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_cache: torch.Tensor,
+        self, layer: torch.nn.Module, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Write a step's new keys and values, [tokens, kv_heads, head_dim] each, where slot_mapping says."""
         k_pages, v_pages = compat.split_kv_cache(kv_cache, self.head_size)
         if current_platform.is_cuda():
@@ -219,17 +215,10 @@ class FA4Impl(AttentionImpl[FA4Metadata]):
         write_slots(v_pages, slot_mapping, value)
 
     def forward(
-        self,
-        layer: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_cache: torch.Tensor,
-        attn_metadata: FA4Metadata | None,
-        output: torch.Tensor,
-        output_scale: torch.Tensor | None = None,
-        output_block_scale: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, layer: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        kv_cache: torch.Tensor, attn_metadata: FA4Metadata | None, output: torch.Tensor,
+        output_scale: torch.Tensor | None = None, output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """Attention of a step's rows over the layer's cache, into output.
 
         Args:

@@ -50,20 +50,11 @@ class Layer:
 
     @classmethod
     def of(
-        cls,
-        num_heads: int,
-        head_size: int,
-        scale: float,
-        num_kv_heads: int | None = None,
-        alibi_slopes: list[float] | None = None,
-        sliding_window: int | None = None,
-        kv_cache_dtype: str = "auto",
-        logits_soft_cap: float | None = None,
-        attn_type: str = "decoder",
-        kv_sharing_target_layer_name: str | None = None,
-        sinks: torch.Tensor | None = None,
-        **extra: Any,
-    ) -> Layer:
+        cls, num_heads: int, head_size: int, scale: float, num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None, sliding_window: int | None = None, kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None, attn_type: str = "decoder",
+        kv_sharing_target_layer_name: str | None = None, sinks: torch.Tensor | None = None, **extra: Any,
+    ) -> Layer:  # fmt: skip
         """From the arguments of vLLM's AttentionImpl.
 
         Args:
@@ -101,17 +92,9 @@ class Layer:
         # Refused here, where vLLM still says which layer it is building, and before it loads any weight.
         select(Question(spec, None, Target.of(torch.device(current_platform.device_type)), invariant))
         return cls(
-            num_heads,
-            head_size,
-            float(scale),
-            kv_heads,
-            sliding_window,
-            kv_cache_dtype,
-            softcap,
-            sinks,
-            spec,
-            invariant,
-        )
+            num_heads, head_size, float(scale), kv_heads,
+            sliding_window, kv_cache_dtype, softcap, sinks, spec, invariant,
+        )  # fmt: skip
 
     def prefill(self, query: torch.Tensor, kv_cache: torch.Tensor, batch: PrefillBatch, output: torch.Tensor) -> None:
         """Attention of a batch over the layer's cache.

@@ -133,17 +133,10 @@ class SplitImpl(FlashAttentionImpl):
         self.supports_quant_query_input = False
 
     def forward(
-        self,
-        layer: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_cache: torch.Tensor,
-        attn_metadata: FlashAttentionMetadata | SplitMetadata | None,
-        output: torch.Tensor,
-        output_scale: torch.Tensor | None = None,
-        output_block_scale: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, layer: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        kv_cache: torch.Tensor, attn_metadata: FlashAttentionMetadata | SplitMetadata | None, output: torch.Tensor,
+        output_scale: torch.Tensor | None = None, output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """Attention of a step's rows over the layer's cache, into output; the arguments are those of `FA4Impl`.
 
         Raises:

@@ -80,15 +80,9 @@ def leading(metadata: CommonAttentionMetadata, requests: int, tokens: int) -> Co
 
 
 def spec(
-    num_heads: int,
-    head_size: int,
-    num_kv_heads: int,
-    sliding_window: int | None,
-    kv_cache_dtype: str,
-    softcap: bool,
-    sinks: bool,
-    dtype: torch.dtype,
-) -> LayerSpec:
+    num_heads: int, head_size: int, num_kv_heads: int, sliding_window: int | None, kv_cache_dtype: str,
+    softcap: bool, sinks: bool, dtype: torch.dtype,
+) -> LayerSpec:  # fmt: skip
     """A layer, from its impl's arguments and the model's dtype.
 
     Raises:
