@@ -45,3 +45,15 @@ def split(monkeypatch):
     stock_kernels.use(monkeypatch)
     monkeypatch.setattr("fa4_vllm.backend.splits", lambda: True)
     return stock_kernels.calls
+
+
+@pytest.fixture
+def drafting(config):
+    """Three draft tokens a step, so that a decode row has up to four queries."""
+    from vllm.config import SpeculativeConfig
+
+    config.speculative_config = SpeculativeConfig(
+        method="ngram", num_speculative_tokens=3, prompt_lookup_max=3,
+        target_model_config=config.model_config, target_parallel_config=config.parallel_config,
+    )  # fmt: skip
+    return config

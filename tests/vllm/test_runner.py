@@ -12,6 +12,7 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadata
 from vllm.v1.attention.backends.utils import reorder_batch_to_split_decodes_and_prefills
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.spec_decode.utils import extend_all_queries_by_N
 from vllm.v1.worker.gpu import attn_utils
 from vllm_steps import DIM, HEADS, KV_HEADS, assert_is_oracle, builder_of, forward, metadata_of, step_of
 
@@ -109,3 +110,24 @@ def test_v2s_metadata_over_two_groups(two_groups, name):
 
 def test_v2s_runner_hears_what_graphs_hold(two_groups):
     assert two_groups.support.min_cg_support.name == ("UNIFORM_BATCH" if two_groups.split else "NEVER")
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("way", ["split", "all ours"])
+def test_v1s_drafter_makes_requests_longer_than_the_hosts_bounds(drafting, request, way, tokens):
+    """By one token, or by all three where it drafts them at once; its own function leaves the bounds as they were."""
+    if way == "split":
+        request.getfixturevalue("split")
+    q, kv = [1, 9, 40], [30, 50, 40]
+    impl = FA4Backend.get_impl_cls()(HEADS, DIM, DIM**-0.5, KV_HEADS)
+    target = step_of(impl, q=q, kv=kv).batch
+    step = step_of(impl, q=[n + tokens for n in q], kv=[n + tokens for n in kv])
+    asked = metadata_of(
+        types.SimpleNamespace(batch=target),
+        seq_lens_cpu_upper_bound=target.kv_lens.clone(),
+        block_table_tensor=step.batch.page_table,
+    )
+    slots = torch.zeros(sum(q) + 3 * tokens, dtype=torch.int64)
+    longer = extend_all_queries_by_N(asked, tokens, torch.arange(len(q) + 1, dtype=torch.int32), slots)
+    metadata = builder_of(drafting).build_for_drafting(longer, draft_index=0)
+    assert_is_oracle(forward(impl, step, metadata), step)

@@ -6,7 +6,7 @@ import types
 
 import pytest
 import torch
-from vllm.config import CUDAGraphMode, SpeculativeConfig
+from vllm.config import CUDAGraphMode
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadata, FlashAttentionMetadataBuilder
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
@@ -53,16 +53,6 @@ def stock_builds(monkeypatch):
 
     monkeypatch.setattr(FlashAttentionMetadataBuilder, "build", watched)
     return seen
-
-
-@pytest.fixture
-def drafting(config):
-    """Three draft tokens a step, so that a decode row has up to four queries."""
-    config.speculative_config = SpeculativeConfig(
-        method="ngram", num_speculative_tokens=3, prompt_lookup_max=3,
-        target_model_config=config.model_config, target_parallel_config=config.parallel_config,
-    )  # fmt: skip
-    return config
 
 
 @pytest.mark.parametrize("padding", [0, 5])

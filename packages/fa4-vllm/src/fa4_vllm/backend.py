@@ -167,7 +167,7 @@ class FA4MetadataBuilder(AttentionMetadataBuilder[FA4Metadata]):
         """
         metadata = common_attn_metadata
         count(metadata.num_actual_tokens)
-        batch = translate.batch(metadata, self.kv_cache_spec.block_size)
+        batch = translate.batch(metadata, self.kv_cache_spec.block_size, self.vllm_config)
         return FA4Metadata(batch, metadata.num_actual_tokens, metadata.slot_mapping)
 
     def update_block_table(

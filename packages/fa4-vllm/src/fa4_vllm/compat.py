@@ -100,11 +100,19 @@ def split_kv_cache(kv_cache: torch.Tensor, head_dim: int) -> tuple[torch.Tensor,
     return k_pages, v_pages
 
 
-def host_kv_lens(metadata: Any) -> torch.Tensor | None:
+def host_kv_lens(metadata: Any, config: Any) -> torch.Tensor | None:
     """Upper bounds of the key counts, [num_reqs], where the runner has them.
 
     All versions have the field; None where the runner did not fill it. 0.25.1 also has seq_lens_cpu, which waits for
     the device where nobody filled it, and which later versions have not: never read it.
+
+    All versions: before its first step a drafter makes each request longer, by one token or, where it drafts all at
+    once, by all of them, and leaves the field as it was. Goes when vLLM's extend_all_queries_by_N (V1's runner) and
+    its standalone drafter (V2's, from 0.33 on) raise the bounds too.
     """
     bounds = metadata.seq_lens_cpu_upper_bound
-    return None if bounds is None else bounds[: metadata.num_reqs]
+    if bounds is None:
+        return None
+    speculative = config.speculative_config
+    drafts = 0 if speculative is None else max(speculative.num_speculative_tokens or 0, 1)
+    return bounds[: metadata.num_reqs] + drafts

@@ -86,7 +86,7 @@ class SplitMetadataBuilder(FlashAttentionMetadataBuilder):
             decodes, prefill_tokens = 0, step.num_actual_tokens
         decode = super().build(0, translate.leading(step, decodes, tokens), fast_build) if decodes else None
         count(prefill_tokens)
-        batch = translate.batch(step, self.kv_cache_spec.block_size, first=decodes)
+        batch = translate.batch(step, self.kv_cache_spec.block_size, self.vllm_config, first=decodes)
         return SplitMetadata(decode, decodes, tokens, batch, step.num_actual_tokens, step.slot_mapping)
 
     def update_block_table(

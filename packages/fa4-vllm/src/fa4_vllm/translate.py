@@ -26,12 +26,13 @@ def require_causal(metadata: CommonAttentionMetadata) -> None:
         raise ValueError(f"causal was {metadata.causal}; allowed: True")
 
 
-def batch(metadata: CommonAttentionMetadata, page_size: int, *, first: int = 0) -> PrefillBatch:
+def batch(metadata: CommonAttentionMetadata, page_size: int, config: VllmConfig, *, first: int = 0) -> PrefillBatch:
     """A step over one KV-cache group.
 
     Args:
         metadata: The step. Its requests may be padded with ones of no query.
         page_size: Rows of a page of the group.
+        config: The engine's.
         first: Leave out the requests before this one, and their rows.
 
     Raises:
@@ -42,7 +43,7 @@ def batch(metadata: CommonAttentionMetadata, page_size: int, *, first: int = 0) 
     bounds = slice(first, metadata.num_reqs + 1)
     starts = metadata.query_start_loc_cpu[bounds]
     cu_seqlens_q = metadata.query_start_loc[bounds]
-    host_kv_lens = compat.host_kv_lens(metadata)
+    host_kv_lens = compat.host_kv_lens(metadata, config)
     return PrefillBatch(
         cu_seqlens_q - int(starts[0]) if first else cu_seqlens_q,  # the host's query lengths are exact
         metadata.seq_lens[requests],
