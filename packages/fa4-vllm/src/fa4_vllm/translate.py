@@ -131,7 +131,7 @@ def refuse(arguments: dict[str, Any], config: VllmConfig) -> None:
     parallel = config.parallel_config
     if parallel.decode_context_parallel_size > 1:
         reasons["decode context parallelism"] = "a request's keys are split over ranks, which is not served"
-    if getattr(parallel, "prefill_context_parallel_size", 1) > 1:
+    if parallel.prefill_context_parallel_size > 1:
         reasons["prefill context parallelism"] = "a request's queries are split over ranks, which is not served"
     if reasons:
         raise UnsupportedError("this layer through --attention-backend CUSTOM", reasons)
