@@ -7,6 +7,7 @@ import types
 import pytest
 import stock_kernels
 import torch
+from vllm.model_executor.layers.attention import Attention
 from vllm_steps import (
     AS_LAYER,
     DIM,
@@ -24,6 +25,7 @@ from vllm_steps import (
 )
 
 from fa4_core import LayerSpec, counters, kernels, workspace
+from fa4_vllm import compat, translate
 from fa4_vllm.backend import FA4Backend, FA4Impl
 
 
@@ -56,6 +58,13 @@ def test_softcap_and_sinks(config):
     run(with_sinks, step, config)
 
 
+def test_the_caches_own_dtype():
+    """--kv-cache-dtype; "auto" is the model's."""
+    for asked, kv_dtype in (("auto", torch.float16), ("float16", torch.float16), ("bfloat16", torch.bfloat16)):
+        spec = translate.spec(HEADS, DIM, KV_HEADS, None, asked, False, False, torch.float16)
+        assert (spec.dtype, spec.kv_dtype) == (torch.float16, kv_dtype)
+
+
 def test_padding_requests_and_rows(config):
     impl = layer()
     run(impl, step_of(impl, spare_rows=9), config, padding=4)
@@ -73,7 +82,7 @@ def test_another_groups_pages(config, page_size):
     first, second = step_of(impl), step_of(impl, page_size, seed=5)
     metadata = builder_of(config).build(0, metadata_of(first, padding=2))
     table = second.batch.page_table
-    table = torch.cat([table, table.new_full((2, table.shape[1]), -1)])
+    table = torch.cat([table, table.new_full((5, table.shape[1]), -1)])  # vLLM's buffer, longer than the step
     slots = torch.arange(sum(Q))
     moved = builder_of(config, page_size).update_block_table(metadata, table, slots)
     assert (moved.slot_mapping is slots, metadata.slot_mapping is slots) == (True, False)
@@ -128,6 +137,32 @@ def test_memory_profiling_runs_without_a_step_and_holds_the_workspace(config, mo
         assert [block.numel() for block in workspace._blocks.values()] == held
 
 
+@pytest.mark.parametrize("invariant", ["0", "1"])
+def test_kernels_are_asked_about_the_page_size_and_the_setting_that_will_run(config, monkeypatch, invariant):
+    """By the layer, by the builder, which knows the page size, and by the workspace."""
+    asked = []
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", invariant)
+    monkeypatch.setattr(kernels.ReferenceKernel, "refuses", lambda self, question: asked.append(question))
+    made = Attention(
+        HEADS, DIM, DIM**-0.5, cache_config=config.cache_config, prefix="a.0.attn", attn_backend=FA4Backend
+    )
+    assert made.impl.num_kv_heads == HEADS
+    builder_of(config, 64, ["a.0.attn"])
+    made.impl.forward(None, None, None, None, torch.tensor([]), None, torch.empty(4, HEADS, DIM))
+    assert [question.page_size for question in asked] == [None, 64, None]
+    assert {question.invariant for question in asked} == {invariant == "1"}
+
+
+def test_the_builder_says_what_runs_and_in_whose_log(config, monkeypatch, caplog):
+    shared = []
+    monkeypatch.setattr(compat, "share_logging", lambda: shared.append(True))
+    monkeypatch.setattr(compat, "_warned", False)
+    monkeypatch.setattr(compat, "version", lambda: "0.31.0")
+    builder_of(config)
+    assert shared
+    assert "was not tested with vLLM 0.31.0" in caplog.text
+
+
 def test_steps_are_counted_apart_from_layers(config):
     impl = layer()
     step = step_of(impl)
@@ -152,8 +187,6 @@ def test_the_engines_invariant_setting_reaches_the_core(config, monkeypatch):
 
 
 def test_the_attention_layer_of_a_model_takes_us(config):
-    from vllm.model_executor.layers.attention import Attention
-
     made = Attention(
         HEADS, DIM, DIM**-0.5, KV_HEADS, cache_config=config.cache_config, prefix="model.layers.0.attn",
         attn_backend=FA4Backend,

@@ -158,11 +158,16 @@ def test_what_the_stock_backend_refuses_is_refused_where_it_has_a_part(monkeypat
     assert FA4Backend.supports_block_size(16) is not splits
 
 
-def test_page_sizes_are_asked_as_each_version_asks(config):
+def test_page_sizes_are_asked_as_each_version_asks(config, monkeypatch):
     spec = builder_of(config).kv_cache_spec
     for arguments in ((), (spec,)):
         [size] = FA4Backend.get_supported_kernel_block_sizes(*arguments)
         assert isinstance(size, MultipleOf)
+    if FA4Backend.get_impl_cls().__name__ == "SplitImpl":
+        ways = {"old": lambda: ["no argument"], "new": lambda kv_cache_spec=None: [kv_cache_spec]}
+        for name, answer in (("old", "no argument"), ("new", spec)):
+            monkeypatch.setattr(FlashAttentionBackend, "get_supported_kernel_block_sizes", staticmethod(ways[name]))
+            assert FA4Backend.get_supported_kernel_block_sizes(spec) == [answer]
 
 
 @pytest.mark.parametrize("invariant", ["0", "1"])

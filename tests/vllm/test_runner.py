@@ -112,12 +112,39 @@ def test_v2s_runner_hears_what_graphs_hold(two_groups):
     assert two_groups.support.min_cg_support.name == ("UNIFORM_BATCH" if two_groups.split else "NEVER")
 
 
-@pytest.mark.parametrize("tokens", [1, 3])
-@pytest.mark.parametrize("way", ["split", "all ours"])
-def test_v1s_drafter_makes_requests_longer_than_the_hosts_bounds(drafting, request, way, tokens):
-    """By one token, or by all three where it drafts them at once; its own function leaves the bounds as they were."""
-    if way == "split":
+@pytest.fixture(params=["split", "all ours"])
+def way(request):
+    if request.param == "split":
         request.getfixturevalue("split")
+    return request.param
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_hosts_bounds_reach_the_core_and_are_read_nowhere_else(config, way, known):
+    """Nothing is copied from the device to make up for bounds that the runner has not."""
+    q, kv = [1, 1, 7, 40], [30, 47, 50, 40]
+    impl = FA4Backend.get_impl_cls()(HEADS, DIM, DIM**-0.5, KV_HEADS)
+    changes = {} if known else {"seq_lens_cpu_upper_bound": None}
+    metadata = builder_of(config).build(0, metadata_of(step_of(impl, q=q, kv=kv), **changes))
+    batch, first = (metadata.prefill, 2) if way == "split" else (metadata.batch, 0)
+    assert batch.host_q_lens.tolist() == q[first:]
+    assert (batch.max_q_len, batch.max_kv_len) == (40, 1024)
+    assert known == (batch.host_kv_lens is not None)
+    if known:
+        assert batch.host_kv_lens.tolist() == [n + 3 for n in kv[first:]]
+
+
+def test_fields_that_are_longer_than_the_step(config, way):
+    """V2's runner hands over whole buffers where it pads for graphs and this step has none."""
+    impl = FA4Backend.get_impl_cls()(HEADS, DIM, DIM**-0.5, KV_HEADS)
+    step = step_of(impl, q=[1, 40], kv=[30, 40])
+    metadata = builder_of(config).build(0, metadata_of(step, padding=3, num_reqs=2))
+    assert_is_oracle(forward(impl, step, metadata), step)
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_v1s_drafter_makes_requests_longer_than_the_hosts_bounds(drafting, way, tokens):
+    """By one token, or by all three where it drafts them at once; its own function leaves the bounds as they were."""
     q, kv = [1, 9, 40], [30, 50, 40]
     impl = FA4Backend.get_impl_cls()(HEADS, DIM, DIM**-0.5, KV_HEADS)
     target = step_of(impl, q=q, kv=kv).batch

@@ -172,7 +172,8 @@ def test_another_groups_pages(full_graphs, stock_builds, q, page_size):
     builders = builder_of(full_graphs), builder_of(full_graphs, page_size)
     metadata = builders[0].build(0, metadata_of(first, padding=2))
     table = second.batch.page_table
-    table = torch.cat([table, table.new_full((2, table.shape[1]), 0)])
+    table = torch.cat([table, table.new_full((5, table.shape[1]), 0)])  # vLLM's buffer, longer than the step
+    table = table if max(q) > 1 else table[:4]  # which the stock builder would take as it is
     moved = builders[1].update_block_table(metadata, table, torch.arange(sum(q)))
     assert len(stock_builds) == 1
     assert moved.slot_mapping.tolist() == list(range(sum(q)))
