@@ -40,6 +40,7 @@ DEMO = (  # transformers 5.19 is the first that writes out a dequantised GGUF as
 # The newest DSL that an engine pins, with the CUDA that engines install it for; and each tvm-ffi that one pins.
 DSL = "nvidia-cutlass-dsl[cu13]==4.8.0"
 FFI = ("0.1.9", "0.1.11")
+OLDER_DSL = ("4.5.2", "4.6.0", "4.6.2")  # what older versions of the engines pin
 # Kernels that are known to spill. One that spills no longer fails the session until it is taken off.
 SPILLING = [f"fa4_hopper_{d}_{dtype}_{load}_softcap" for d in ("d64", "d192v128") for dtype in ("bf16", "fp16")
             for load in ("boxes", "slots")]  # fmt: skip
@@ -255,6 +256,18 @@ def kernels(session: nox.Session) -> None:
         session.install(f"apache-tvm-ffi=={version}")
         session.run("pytest", "tests/kernels", env={"FA4_HOPPER_OBJECTS": str(objects)})
     session.run("python", "benchmarks/variants.py", str(objects), *session.posargs)
+
+
+@nox.session
+@nox.parametrize("version", OLDER_DSL)
+def older_dsl(session: nox.Session, version: str) -> None:
+    """Every Hopper kernel under an older DSL that an engine pins; not in CI. `-- --variants PATTERN` for some."""
+    session.install(TORCH, _wheel(session, "fa4-core"), f"nvidia-cutlass-dsl[cu13]=={version}")
+    # 4.5.2 unpacks its libraries for CUDA 12 and for CUDA 13 into one place: the last that is installed stays.
+    session.install("--no-deps", "--force-reinstall", f"nvidia-cutlass-dsl-libs-cu13=={version}")
+    expected = [f"--expect-spill={name}" for name in SPILLING]
+    command = ("python", "-m", "fa4_core.kernels.hopper.objects", "--out", str(HOME / f"objects-{version}"))
+    session.run(*command, *expected, *session.posargs)
 
 
 @nox.session
