@@ -93,7 +93,7 @@ def _start(binary: bytes) -> int:
 
 def _target(elf: bytes) -> int:
     """The architecture, 90 for sm_90 and sm_90a; its place in the flags moved with CUDA 13."""
-    [flags] = struct.unpack_from("<I", elf, 48)
+    flags: int = struct.unpack_from("<I", elf, 48)[0]
     return (flags >> 8 if elf[ABI] >= 8 else flags) & 0xFF
 
 
