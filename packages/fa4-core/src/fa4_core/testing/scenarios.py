@@ -77,7 +77,9 @@ class Scenario:
     spec: LayerSpec
     steps: tuple[tuple[Row, ...], ...]
     softcap: float = 0.0
-    _numbers: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict, compare=False, repr=False)
+    _numbers: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     @cached_property
     def lengths(self) -> dict[str, int]:
@@ -97,11 +99,15 @@ class Scenario:
         made = self._numbers.get(request)
         if made is None:
             spec, random, n = self.spec, self._random(request), self.lengths[request]
-            sizes = (
-                (spec.q_heads, spec.head_dim, spec.dtype), (spec.kv_heads, spec.head_dim, spec.kv_dtype),
-                (spec.kv_heads, spec.head_dim_v, spec.kv_dtype),
-            )  # fmt: skip
-            made = tuple(torch.randn(n, heads, d, generator=random).to(dtype) for heads, d, dtype in sizes)
+
+            def draw(heads: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
+                return torch.randn(n, heads, dim, generator=random).to(dtype)
+
+            made = (
+                draw(spec.q_heads, spec.head_dim, spec.dtype),
+                draw(spec.kv_heads, spec.head_dim, spec.kv_dtype),
+                draw(spec.kv_heads, spec.head_dim_v, spec.kv_dtype),
+            )
             first = next(row for step in self.steps for row in step if row.request == request)
             if first.shares is not None:
                 for mine, theirs in zip(made[1:], self.numbers(first.shares)[1:]):
