@@ -11,6 +11,7 @@ from vllm.model_executor.layers.attention import Attention
 from vllm_steps import (
     AS_LAYER,
     DIM,
+    FIVE_D,
     HEADS,
     KV_HEADS,
     Q,
@@ -58,6 +59,10 @@ def test_softcap_and_sinks(config):
     run(with_sinks, step, config)
 
 
+def test_without_a_number_of_key_heads_there_are_as_many_as_query_heads(config):
+    assert FA4Impl(HEADS, DIM, DIM**-0.5).num_kv_heads == HEADS
+
+
 def test_the_caches_own_dtype():
     """--kv-cache-dtype; "auto" is the model's."""
     for asked, kv_dtype in (("auto", torch.float16), ("float16", torch.float16), ("bfloat16", torch.bfloat16)):
@@ -89,6 +94,16 @@ def test_another_groups_pages(config, page_size):
     for step, described in ((first, metadata), (second, moved)):
         assert_is_oracle(forward(impl, step, described), step)
     assert counters.stats()["vllm.scheduled_tokens"] == 2 * sum(Q), "each group's"
+
+
+@pytest.mark.skipif(not FIVE_D, reason="from 0.32 on vLLM itself decides how a cache lies in memory")
+@pytest.mark.parametrize(("layout", "rows", "heads"), [("NHD", 2, 3), ("HND", 3, 2)])
+def test_the_cache_lies_in_memory_as_asked(layout, rows, heads, monkeypatch):
+    monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", layout)
+    assert FA4Backend.get_kv_cache_stride_order() == (0, 1, rows, heads, 4)
+    with_layers = FA4Backend.get_kv_cache_stride_order(include_num_layers_dimension=True)  # as KV connectors ask
+    assert sorted(with_layers) == [0, 1, 2, 3, 4, 5]
+    assert (with_layers.index(4) < with_layers.index(3)) == (layout == "HND")
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
@@ -146,7 +161,6 @@ def test_kernels_are_asked_about_the_page_size_and_the_setting_that_will_run(con
     made = Attention(
         HEADS, DIM, DIM**-0.5, cache_config=config.cache_config, prefix="a.0.attn", attn_backend=FA4Backend
     )
-    assert made.impl.num_kv_heads == HEADS
     builder_of(config, 64, ["a.0.attn"])
     made.impl.forward(None, None, None, None, torch.tensor([]), None, torch.empty(4, HEADS, DIM))
     assert [question.page_size for question in asked] == [None, 64, None]

@@ -51,7 +51,6 @@ def batch(metadata: CommonAttentionMetadata, page_size: int, config: VllmConfig,
         page_size,
         host_q_lens=starts[1:] - starts[:-1],
         host_kv_lens=None if host_kv_lens is None else host_kv_lens[requests],
-        max_q_len=metadata.max_query_len,
         max_kv_len=metadata.max_seq_len,
     )
 
