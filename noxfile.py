@@ -192,8 +192,9 @@ def _version(session: nox.Session, name: str, version: str) -> tuple[str, list[s
     parser = argparse.ArgumentParser()
     parser.add_argument("--version", default=version)
     known, rest = parser.parse_known_args(session.posargs)
-    if known.version != version and version != ENGINES[name][-1]:
-        session.skip(f"{known.version} is run once, in the last version's place")
+    # Once, and not in each listed version's place; a version that is not listed takes the last one's.
+    if version != (known.version if known.version in ENGINES[name] else ENGINES[name][-1]):
+        session.skip(f"{known.version} was asked for")
     return known.version, rest
 
 
