@@ -140,13 +140,6 @@ def test_split_with_lengths_shorter_than_the_hosts_bounds():
     check(scene)
 
 
-def test_scattered_keys_beyond_the_workspace(monkeypatch):
-    from fa4_core.kernels.hopper import launch
-
-    monkeypatch.setattr(launch, "WORKSPACE_BYTES", 1)
-    check(make(spec_of(), [300, 1, 128, 77], [300, 500, 900, 1101], 1, order="mixed"))
-
-
 def test_lengths_shorter_than_the_hosts_bounds():
     from fa4_core import PrefillBatch
 

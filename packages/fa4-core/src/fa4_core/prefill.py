@@ -11,15 +11,16 @@ from . import counters, settings
 from .arguments import check_results, check_tensors, check_values
 from .batch import PrefillBatch
 from .errors import bad, require
-from .kernels import Kernel, Question, check_plan, generation, select
+from .kernels import FixedKernel, FixedPlan, Kernel, KernelPlan, Question, check_plan, generation, select
 from .spec import LayerSpec
 from .target import Target
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """The largest step that a plan may be refreshed with. No kernel plans in place yet, so it is a limit alone, and
-    a graph that captured a plan must not be replayed after a refresh.
+    """The largest step that a plan may be refreshed with. The Hopper kernel's plans then have buffers and a grid of
+    fixed place and size, so that a graph which captured a run may be replayed after a refresh; for other kernels it is
+    a limit alone.
 
     Args:
         requests: Requests of a step.
@@ -62,13 +63,17 @@ class Plan:
         self.refresh(batch)
 
     def refresh(self, batch: PrefillBatch) -> None:
-        """Point the plan at another step of the same shape, outside any graph.
+        """Point the plan at another step, outside any graph, on the stream that will run or replay it.
+
+        With a capacity, kernels that have plans of a fixed size (`FixedKernel`) write the step in place: a graph that
+        captured `run()` reads it at its next replay. The query rows of the new step must be within the q that was
+        captured.
 
         Args:
-            batch: The new step, on the same device and page size.
+            batch: The new step, on the same device and page size. Where there is a capacity, with host lengths.
 
         Raises:
-            ValueError: The batch exceeds the plan's capacity.
+            ValueError: The batch exceeds the plan's capacity, or has no lengths to hold against it.
         """
         require("batch", batch, PrefillBatch)
         if self.capacity is not None:
@@ -76,9 +81,18 @@ class Plan:
         if self.batch is not None and (batch.page_size, batch.device) != (self.batch.page_size, self.batch.device):
             was = f"of page size {batch.page_size} on {batch.device}"
             raise bad("batch", was, f"page size {self.batch.page_size} on {self.batch.device}, as planned")
-        planned = self.kernel.plan(batch, self.spec, invariant=self.invariant)
-        check_plan(self.kernel.name, planned)
-        self._plan, self.batch = planned, batch
+        if self.batch is not None and self.capacity is not None and isinstance(self._plan, FixedPlan):
+            self._plan.refresh(batch)
+        else:
+            planned = self._make(batch)
+            check_plan(self.kernel.name, planned)
+            self._plan = planned
+        self.batch = batch
+
+    def _make(self, batch: PrefillBatch) -> KernelPlan:
+        if self.capacity is not None and isinstance(self.kernel, FixedKernel):
+            return self.kernel.plan_within(batch, self.spec, self.capacity, invariant=self.invariant)
+        return self.kernel.plan(batch, self.spec, invariant=self.invariant)
 
     @overload
     def run(self, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, *, scale: float | None = ...,

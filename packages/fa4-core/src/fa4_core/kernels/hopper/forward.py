@@ -63,12 +63,12 @@ class Forward:
         mCuQ: cute.Tensor,  # (B + 1,)
         mKvLens: cute.Tensor,  # (B,)
         mTable: cute.Tensor,  # (B, P)
-        mWork: cute.Tensor,  # (items, 8): see plan.Item
-        mControl: cute.Tensor,  # (2,): the next item's counter, zero between launches; items
+        mWork: cute.Tensor,  # (items, 8): see plan.ITEM_INTS
+        mControl: cute.Tensor,  # (4,): the next item's counter, zero between launches; items, boxes, split tiles
         mFirstSlots: cute.Tensor,  # (boxes,); this and the next two unused without slots
         mFirstBox: cute.Tensor,  # (B,)
-        mScratchK: cute.Tensor,  # (1, boxes * BOX, kv_heads, d)
-        mScratchV: cute.Tensor,  # (1, boxes * BOX, kv_heads, d_v)
+        mScratchK: cute.Tensor,  # (1, gathered * BOX, kv_heads, d)
+        mScratchV: cute.Tensor,  # (1, gathered * BOX, kv_heads, d_v)
         mPartO: cute.Tensor,  # (partials * m, d_v) fp32; this and the next unused where no item is split
         mPartLSE: cute.Tensor,  # (partials * m,) fp32, base 2
         scale: Float32,  # of scores in base 2; with softcap, cap * log2(e)
