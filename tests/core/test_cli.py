@@ -64,7 +64,7 @@ def test_doctor_survives_a_kernel_that_is_none(run, installed, monkeypatch):
 
 
 def test_explain_says_why_not(run):
-    result = run("explain", "--target", "sm_90", "--head-dim", "64")
+    result = run("explain", "--target", "sm_90", "--head-dim", "72")
     assert result.exit_code == 1
     assert "reference" in result.output
     assert "by name" in result.output

@@ -37,10 +37,10 @@ def provide(key: Config | str, function: Function) -> None:
 
 
 class HopperKernel:
-    """Ours, for sm_90; by name until plans need no host lengths and all of its variants are built ahead of time."""
+    """Ours, for sm_90; the one that is selected there."""
 
     name = "hopper"
-    by_name_on: frozenset[str] = frozenset({"cuda"})
+    by_name_on: frozenset[str] = frozenset()
     about = f"compiled at first use, workspace up to {settings.WORKSPACE_MIB}"
 
     def refuses(self, question: Question) -> str | None:
