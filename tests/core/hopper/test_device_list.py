@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa4_core.kernels.hopper.config import BOX, Tile
-from fa4_core.kernels.hopper.device_list import Layer, boxes_on_device, items_on_device, most_tiles
-from fa4_core.kernels.hopper.plan import Step, box_table, query_tiles, work_list
+from fa4_core.kernels.hopper.device_list import boxes_on_device, items_on_device, most_tiles
+from fa4_core.kernels.hopper.plan import Layer, Step, box_table, query_tiles, work_list
 from fa4_core.kernels.hopper.ranges import UNBOUNDED, key_tiles, query_span
 
 SHAPE = Tile(groups=3, n=80, k_stages=3, v_stages=3, q_stages=2)

@@ -6,24 +6,11 @@ rows the lists have, from the rows of q and the page table's width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from .config import BOX, GRANULE, Tile
-from .plan import ITEM_INTS, PARTIAL, PARTS, SECTION_BYTES
+from .plan import ITEM_INTS, OF, PARTIAL, SECTION_BYTES, TO, Layer
 from .ranges import key_tiles, query_span
-
-
-@dataclass(frozen=True)
-class Layer:
-    """What the list depends on beside the step's lengths; as in plan.Step."""
-
-    kv_heads: int
-    ratio: int
-    left: int
-    right: int
-    row_bytes: int
 
 
 def most_tiles(rows: int, requests: int, ratio: int, tile: Tile) -> int:
@@ -70,7 +57,7 @@ def items_on_device(
     of, head = of[by_section], head[by_section]
     items = torch.zeros((of.shape[0], ITEM_INTS), dtype=torch.int32, device=device)
     items[:, 0], items[:, 1], items[:, 2] = request[of], head, index[of]
-    items[:, PARTS], items[:, PARTIAL] = 1, -1
+    items[:, OF], items[:, TO], items[:, PARTIAL] = 1, 1, -1
     return items, ends[-1] * heads
 
 
