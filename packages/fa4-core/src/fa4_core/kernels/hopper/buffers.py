@@ -9,6 +9,7 @@ import torch
 
 from .plan import ITEM_INTS
 
+SPARE_INTS = 256  # a row of the widest head: an argument for kernels that will not look at it
 CONTROL_INTS = 4  # the next item's counter; items, boxes, split tiles
 
 
@@ -33,6 +34,7 @@ class Lists:
     def __init__(self, room: Room, device: torch.device) -> None:
         shapes = {
             "control": (CONTROL_INTS,),
+            "spare": (SPARE_INTS,),
             "first_box": (max(room.requests, 1),),
             "split": (max(room.split, 1), ITEM_INTS),
             "items": (max(room.items, 1), ITEM_INTS),
@@ -49,7 +51,7 @@ class Lists:
             return self.memory[self._at[name] :][: int(np.prod(shape))].view(shape)
 
         self.control, self.first_box, self.split = view("control"), view("first_box"), view("split")
-        self.items, self.owner = view("items"), view("owner")
+        self.items, self.owner, self.spare = view("items"), view("owner"), view("spare")
         # Written on the device alone: the slot of each box's first key.
         self.first_slots = torch.empty(room.boxes, dtype=torch.int32, device=device) if room.boxes else self.owner
 

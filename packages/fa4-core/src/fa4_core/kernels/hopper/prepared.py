@@ -14,8 +14,8 @@ from ...batch import PrefillBatch
 from ...spec import LayerSpec
 from .buffers import Lists, Room
 from .config import BOX, NARROW, NARROW_KEYS, Config
-from .device_list import Layer, boxes_on_device, items_on_device, most_tiles
-from .plan import Step, Work, box_table, work_list
+from .device_list import boxes_on_device, items_on_device, most_tiles
+from .plan import Layer, Step, Work, box_table, work_list
 from .pools import aligned, as_chunks, as_pool, as_slots, is_flat
 from .ranges import window_sides
 from .turns import Turns, current_stream, turns_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 LOG2E = math.log2(math.e)
-SPARE = 1 << 20  # bytes of the workspace for rounding, and for what stands where nothing is gathered or split
+ROUND = 1024  # bytes at whose multiples parts of the workspace start
 PARTIALS = 8  # for each multiprocessor, the results of parts that a plan of fixed size has room for
 COMBINE_ROWS = 48  # of the combine's grid: with the granules of a tile enough blocks for the chip
 
@@ -64,8 +64,9 @@ class HopperPlan:
         self._tile, self._slots = config.tile, load == "slots"
         self._layer = Layer(spec.kv_heads, spec.ratio, left, right, 2 * (d + d_v))
         self._units = _multiprocessors(batch.device)
-        self._limit = max(settings.workspace_bytes() - SPARE, 0)
+        self._limit = settings.workspace_bytes()
         self._partial_bytes = 4 * self._tile.m * (d_v + 1)
+        self._box_bytes = BOX * spec.kv_heads * self._layer.row_bytes
         self._most_partials = self._limit // 2 // self._partial_bytes if split else 0
         self._functions = [function_of(config)]
         self._functions += [function_of(name) for name in ("find_runs", "gather") if self._slots]
@@ -82,7 +83,8 @@ class HopperPlan:
             self.refresh(batch)
         elif lengths is not None:
             work, owner, first_box = self._lists_of(*lengths)
-            self._take_room(Room(batch.num_requests, len(work.items), len(work.split), owner.size), work.partials)
+            room = Room(batch.num_requests, len(work.items), len(work.split), owner.size)
+            self._take_room(room, work.partials)
             self._turns.enter()
             self._write(work, owner, first_box)
 
@@ -121,10 +123,15 @@ class HopperPlan:
         step = Step(q_lens, kv_lens, layer.kv_heads, layer.ratio, layer.left, layer.right, layer.row_bytes)
         most = min(self._most_partials, PARTIALS * self._units) if self._fixed else self._most_partials
         work = work_list(step, self._tile, self._units if most else 0)
-        if work.partials > most:
+        owner = first_box = np.zeros(0, np.int32)
+        if self._slots:
+            owner, first_box = box_table(kv_lens, BOX)
+        scratch = owner.size * self._box_bytes
+        # What a split wins is less than what a box costs that is read row by row.
+        crowded = not self._fixed and scratch <= self._limit < scratch + work.partials * self._partial_bytes + 4 * ROUND
+        if work.partials > most or (work.partials and crowded):
             work = work_list(step, self._tile)
-        none = np.zeros(0, np.int32)
-        return (work, *(box_table(kv_lens, BOX) if self._slots else (none, none)))
+        return work, owner, first_box
 
     def _write(self, work: Work, owner: np.ndarray, first_box: np.ndarray) -> None:
         control = np.array([0, len(work.items), owner.size, len(work.split)], np.int32)
@@ -166,27 +173,31 @@ class HopperPlan:
         device, config, heads = self.batch.device, self.config, self.spec.kv_heads
         self._lists, self._items = Lists(room, device), room.items
         self._home = current_stream(device)
-        self._nothing = self._lists.control.view(torch.float32)[:1]  # stands where nothing is read or written
-        self._no_lse = self._nothing.view(1, 1)
+        spare = self._lists.spare  # stands where nothing is read or written
+        self._nothing, self._no_lse = spare.view(torch.float32)[:1], spare.view(torch.float32)[:1].view(1, 1)
         self._blocks = self._units if self._fixed else min(room.items, self._units)
         self._split_rows = min(room.split, COMBINE_ROWS)
-        free = self._limit - partials * self._partial_bytes
         # Boxes beyond the bound are read row by row: slow, and right.
-        self._gathered = min(room.boxes, free // (BOX * heads * self._layer.row_bytes))
-        keys, rows = max(BOX * self._gathered, 1), max(partials * self._tile.m, 1)
-        sizes = [2 * keys * heads * config.d, 2 * keys * heads * config.d_v, 4 * rows * config.d_v, 4 * rows]
-        block = workspace.take(device, sum(-(-n // 1024) * 1024 for n in sizes))
-        self._turns = turns_of(block) if device.type == "cuda" else Turns(device)
+        free = self._limit - (partials * self._partial_bytes + 4 * ROUND if partials else 0)
+        self._gathered = min(room.boxes, free // self._box_bytes)
+        keys, rows = BOX * self._gathered, partials * self._tile.m
+        shapes = [(1, keys, heads, config.d), (1, keys, heads, config.d_v), (rows, config.d_v), (rows,)]
+        kinds = [self.spec.dtype, self.spec.dtype, torch.float32, torch.float32]
+        sizes = [-(-math.prod(shape) * kind.itemsize // ROUND) * ROUND for shape, kind in zip(shapes, kinds)]
+        self._turns = Turns(device)
+        if sum(sizes):
+            block = workspace.take(device, sum(sizes))
+            self._turns = turns_of(block) if device.type == "cuda" else self._turns
         views, at = [], 0
-        for n in sizes:
-            views.append(block[at : at + n])
-            at += -(-n // 1024) * 1024
-        self._scratch = (
-            views[0].view(self.spec.dtype).view(1, keys, heads, config.d),
-            views[1].view(self.spec.dtype).view(1, keys, heads, config.d_v),
-        )
+        for shape, kind, size in zip(shapes, kinds, sizes):
+            if size:
+                views.append(block[at : at + size].view(kind)[: math.prod(shape)].view(shape))
+            else:
+                least = (*(1 for _ in shape[:-1]), shape[-1] or 1)
+                views.append(spare.view(kind)[: least[-1]].view(least))
+            at += size
+        self._scratch, self._parts = views[:2], views[2:]
         self._scratch_chunks = [as_chunks(t[0]) for t in self._scratch] if self._gathered else []
-        self._parts = views[2].view(torch.float32).view(rows, config.d_v), views[3].view(torch.float32)
 
     # ---------------------------------------------------------------- run
 
