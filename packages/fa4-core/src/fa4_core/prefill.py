@@ -87,7 +87,8 @@ class Plan:
             planned = self._make(batch)
             check_plan(self.kernel.name, planned)
             self._plan = planned
-        self.batch = batch
+        self.batch, self._tokens = batch, batch.query_tokens
+        self._checked: object = None  # the geometry of the tensors that were held against this batch last
 
     def _make(self, batch: PrefillBatch) -> KernelPlan:
         if self.capacity is not None and isinstance(self.kernel, FixedKernel):
@@ -120,7 +121,10 @@ class Plan:
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """One layer's attention; the arguments are those of `prefill()`."""
         batch, spec = self.batch, self.spec
-        check_tensors(q, k_pages, v_pages, batch, spec)
+        geometry = [(t.shape, t.stride(), t.dtype, t.device) for t in (q, k_pages, v_pages) if torch.is_tensor(t)]
+        if geometry != self._checked:  # layers of a step look alike
+            check_tensors(q, k_pages, v_pages, batch, spec)
+            self._checked = geometry
         scale = spec.head_dim**-0.5 if scale is None else scale
         check_values(spec, scale, softcap, sinks, q.device)
         check_results(q, k_pages, v_pages, sinks, spec, out, lse)
@@ -129,7 +133,7 @@ class Plan:
         if lse is None and return_lse:
             lse = q.new_empty((spec.q_heads, q.shape[0]), dtype=torch.float32)
         self._plan.run(q, k_pages, v_pages, scale=float(scale), softcap=float(softcap), sinks=sinks, out=out, lse=lse)
-        tokens = batch.query_tokens
+        tokens = self._tokens
         counters.count_call(
             self.kernel.name, self._plan.load_path, q.shape[0] if tokens is None else tokens, self._plan.num_splits
         )
