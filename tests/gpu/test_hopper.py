@@ -54,6 +54,14 @@ def test_softcap_and_sinks(dtype, page):
 
 
 @pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize(("d", "d_v", "window"), [(*dims, None) for dims in DIMS] + [(64, 64, 100)])
+def test_softcap_at_every_head_dim(d, d_v, window, page):
+    """Two of them have tiles of their own, since a tanh leaves fewer registers; the short window has its own anyway."""
+    spec = spec_of(d=d, d_v=d_v, softcap=True, window=(window, None))
+    check(make(spec, [130, 1, 400], [900, 70, 400], page, softcap=20.0, gain=2.0))
+
+
+@pytest.mark.parametrize("page", [1, 16])
 @pytest.mark.parametrize("sinks", [False, True])
 def test_empty_rows(page, sinks):
     spec = spec_of(sinks=sinks)
