@@ -80,7 +80,7 @@ def test_doctor_shows_the_compiled_hopper_kernels(run, installed, monkeypatch, t
 
 
 def test_explain_says_why_not(run):
-    result = run("explain", "--target", "sm_90", "--head-dim", "64")
+    result = run("explain", "--target", "sm_90", "--head-dim", "72")
     assert result.exit_code == 1
     assert "reference" in result.output
     assert "by name" in result.output

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fa4_core import LayerSpec, UnsupportedError, prefill
+from fa4_core import LayerSpec, Question, Target, UnsupportedError, explain, prefill
 from fa4_core.testing import LAYOUTS, make_step
 
 Q, KV = [300, 1, 40, 0, 17], [700, 150, 40, 9, 16]
@@ -37,8 +37,11 @@ def test_the_reference_runs_on_a_gpu_too_by_name(dtype):
     check(make_step(spec, Q, KV, page_size=5, device="cuda"), "reference")
 
 
-def test_nothing_runs_there_unless_asked_for():
+def test_hopper_is_selected_and_the_reference_never_unless_asked_for():
     step = make_step(LayerSpec(8, 2, 64), Q, KV, device="cuda")
+    assert torch.equal(step.prefill()[0], step.prefill(kernel="hopper")[0])
+    assert [v.kernel for v in explain(Question(step.spec, 16, Target.of(step.q.device))) if v.selected] == ["hopper"]
+    step = make_step(LayerSpec(8, 2, 72), Q, KV, device="cuda")
     with pytest.raises(UnsupportedError, match="only when asked for by name"):
         prefill(step.q, step.k_pages, step.v_pages, step.batch, step.spec)
 

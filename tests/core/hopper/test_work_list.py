@@ -1,12 +1,25 @@
 """The tile arithmetic and the work list, against a count of pairs one by one."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa4_core.kernels.hopper.config import BOX, COLUMNS, GRANULE, SMEM_LIMIT, Tile, all_configs, all_kernels
-from fa4_core.kernels.hopper.plan import HEAD, PART, PARTIAL, PARTS, TILE, Step, box_table, query_tiles, work_list
+from fa4_core.kernels.hopper.plan import (
+    FROM,
+    HEAD,
+    OF,
+    PARTIAL,
+    TILE,
+    TO,
+    Step,
+    box_table,
+    query_tiles,
+    work_list,
+)
 from fa4_core.kernels.hopper.ranges import UNBOUNDED, key_tiles, query_span, window_sides
 
 SHAPE = Tile(groups=2, n=128, k_stages=2, v_stages=2, q_stages=2)
@@ -107,16 +120,21 @@ def test_parts_of_split_tiles(lens, kv_heads, ratio, blocks):
     work = work_list(step_of(q_lens, kv_lens, kv_heads, ratio), SHAPE, blocks)
     found = {}
     for row in work.items.tolist():
-        found.setdefault((row[0], row[HEAD], row[TILE]), []).append((row[PART], row[PARTS], row[PARTIAL]))
-    partials = []
-    for parts in found.values():
-        n = parts[0][1]
-        assert sorted(p for p, _, _ in parts) == list(range(n))
-        partials += [at for _, _, at in parts if n > 1]
-        assert n > 1 or parts[0][2] == -1
+        found.setdefault((row[0], row[HEAD], row[TILE]), []).append((row[FROM], row[TO], row[OF], row[PARTIAL]))
+    partials, split = [], {}
+    for key, parts in found.items():
+        parts.sort()
+        ends = [0, *(to for _, to, _, _ in parts)]
+        assert [(a, b) for a, b, _, _ in parts] == list(itertools.pairwise(ends))  # each piece once
+        assert {of for _, _, of, _ in parts} == {ends[-1]}
+        at = [x for _, _, _, x in parts]
+        assert len(parts) > 1 or (parts[0], ends[-1]) == ((0, 1, 1, -1), 1)
+        if len(parts) > 1:
+            assert at == list(range(at[0], at[0] + len(parts)))
+            partials += at
+            split[key] = (len(parts), at[0])
     assert sorted(partials) == list(range(work.partials))
-    split = {tuple(r[:3]): (r[3], r[4]) for r in work.split.tolist()}
-    assert split == {key: (p[0][1], min(x[2] for x in p)) for key, p in found.items() if p[0][1] > 1}
+    assert split == {tuple(r[:3]): (r[3], r[4]) for r in work.split.tolist()}
 
 
 def test_few_long_tiles_are_split():
@@ -131,7 +149,7 @@ def test_many_tiles_are_not_split():
 def test_the_last_round_of_equal_items_is_split():
     work = work_list(step_of([2048] * 4, [32768] * 4, kv_heads=8), SHAPE, 132)  # 2048 items, 15.5 rounds
     assert len(work.split) == 2048 % 132
-    assert (work.items[-work.partials :, PARTS] > 1).all()
+    assert (work.items[-work.partials :, OF] > 1).all()
 
 
 @given(st.lists(st.integers(0, 100), max_size=8))
@@ -167,3 +185,12 @@ def test_at_most_sixty_kernels_with_their_own_names():
 
 def test_rows_of_a_block():
     assert Tile(groups=3, n=128, k_stages=2, v_stages=2, q_stages=1).m == 192
+
+
+def test_a_cut_that_leaves_no_block_idle():
+    """88 tiles of 416 key tiles on 132 blocks: one item of two thirds for each of 88, two of a third for the others."""
+    work = work_list(step_of([512], [33280], kv_heads=8, ratio=4), Tile(3, 80, 3, 3, 2), 132)
+    assert (len(work.items), work.num_splits) == (176, 2)
+    length = work.items[:, TO] - work.items[:, FROM]
+    assert (np.diff(length) <= 0).all()
+    assert length[87] > 2 * length[88] - 12

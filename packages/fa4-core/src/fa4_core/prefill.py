@@ -11,15 +11,16 @@ from . import counters, settings
 from .arguments import check_results, check_tensors, check_values
 from .batch import PrefillBatch
 from .errors import bad, require
-from .kernels import Kernel, Question, check_plan, generation, select
+from .kernels import FixedKernel, FixedPlan, Kernel, KernelPlan, Question, check_plan, generation, select
 from .spec import LayerSpec
 from .target import Target
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """The largest step that a plan may be refreshed with. No kernel plans in place yet, so it is a limit alone, and
-    a graph that captured a plan must not be replayed after a refresh.
+    """The largest step that a plan may be refreshed with. The Hopper kernel's plans then have buffers and a grid of
+    fixed place and size, so that a graph which captured a run may be replayed after a refresh; for other kernels it is
+    a limit alone.
 
     Args:
         requests: Requests of a step.
@@ -58,17 +59,22 @@ class Plan:
         self, batch: PrefillBatch, spec: LayerSpec, kernel: Kernel, invariant: bool, capacity: Capacity | None
     ) -> None:
         self.spec, self.kernel, self.invariant, self.capacity = spec, kernel, invariant, capacity
-        self.batch: PrefillBatch = None  # type: ignore[assignment]  # refresh() sets it
+        self.batch: PrefillBatch = None  # type: ignore[assignment]  # refresh() sets both
+        self._plan: KernelPlan = None  # type: ignore[assignment]
         self.refresh(batch)
 
     def refresh(self, batch: PrefillBatch) -> None:
-        """Point the plan at another step of the same shape, outside any graph.
+        """Point the plan at another step, outside any graph, on the stream that will run or replay it.
+
+        With a capacity, kernels that have plans of a fixed size (`FixedKernel`) write the step in place: a graph that
+        captured `run()` reads it at its next replay. The query rows of the new step must be within the q that was
+        captured.
 
         Args:
-            batch: The new step, on the same device and page size.
+            batch: The new step, on the same device and page size. Where there is a capacity, with host lengths.
 
         Raises:
-            ValueError: The batch exceeds the plan's capacity.
+            ValueError: The batch exceeds the plan's capacity, or has no lengths to hold against it.
         """
         require("batch", batch, PrefillBatch)
         if self.capacity is not None:
@@ -76,9 +82,19 @@ class Plan:
         if self.batch is not None and (batch.page_size, batch.device) != (self.batch.page_size, self.batch.device):
             was = f"of page size {batch.page_size} on {batch.device}"
             raise bad("batch", was, f"page size {self.batch.page_size} on {self.batch.device}, as planned")
-        planned = self.kernel.plan(batch, self.spec, invariant=self.invariant)
-        check_plan(self.kernel.name, planned)
-        self._plan, self.batch = planned, batch
+        if self.batch is not None and self.capacity is not None and isinstance(self._plan, FixedPlan):
+            self._plan.refresh(batch)
+        else:
+            planned = self._make(batch)
+            check_plan(self.kernel.name, planned)
+            self._plan = planned
+        self.batch, self._tokens = batch, batch.query_tokens
+        self._checked: object = None  # the geometry of the tensors that were held against this batch last
+
+    def _make(self, batch: PrefillBatch) -> KernelPlan:
+        if self.capacity is not None and isinstance(self.kernel, FixedKernel):
+            return self.kernel.plan_within(batch, self.spec, self.capacity, invariant=self.invariant)
+        return self.kernel.plan(batch, self.spec, invariant=self.invariant)
 
     @overload
     def run(self, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, *, scale: float | None = ...,
@@ -106,7 +122,10 @@ class Plan:
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """One layer's attention; the arguments are those of `prefill()`."""
         batch, spec = self.batch, self.spec
-        check_tensors(q, k_pages, v_pages, batch, spec)
+        geometry = [(t.shape, t.stride(), t.dtype, t.device) for t in (q, k_pages, v_pages) if torch.is_tensor(t)]
+        if geometry != self._checked:  # layers of a step look alike
+            check_tensors(q, k_pages, v_pages, batch, spec)
+            self._checked = geometry
         scale = spec.head_dim**-0.5 if scale is None else scale
         check_values(spec, scale, softcap, sinks, q.device)
         check_results(q, k_pages, v_pages, sinks, spec, out, lse)
@@ -115,7 +134,7 @@ class Plan:
         if lse is None and return_lse:
             lse = q.new_empty((spec.q_heads, q.shape[0]), dtype=torch.float32)
         self._plan.run(q, k_pages, v_pages, scale=float(scale), softcap=float(softcap), sinks=sinks, out=out, lse=lse)
-        tokens = batch.query_tokens
+        tokens = self._tokens
         counters.count_call(
             self.kernel.name, self._plan.load_path, q.shape[0] if tokens is None else tokens, self._plan.num_splits
         )

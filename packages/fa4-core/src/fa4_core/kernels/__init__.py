@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 
@@ -20,6 +20,9 @@ from ..spec import LayerSpec
 from ..target import Target
 from .hopper import HopperKernel
 from .reference import ReferenceKernel
+
+if TYPE_CHECKING:
+    from ..prefill import Capacity
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,22 @@ class KernelPlan(Protocol):
         lse: torch.Tensor | None,  # [q_heads, total_q]
     ) -> None:
         """Fill `out`, and `lse` where given, for the batch's rows. The arguments are already checked."""
+
+
+@runtime_checkable
+class FixedPlan(KernelPlan, Protocol):
+    """A plan of a fixed size, for graphs: what it launches, and where it reads, stays the same from step to step."""
+
+    def refresh(self, batch: PrefillBatch) -> None:
+        """Write another step in place, outside any graph; it is within the capacity."""
+
+
+@runtime_checkable
+class FixedKernel(Protocol):
+    """What a kernel has beside the members of `Kernel` where its plans can be captured in a graph and replayed."""
+
+    def plan_within(self, batch: PrefillBatch, spec: LayerSpec, capacity: Capacity, *, invariant: bool) -> FixedPlan:
+        """Make a step ready in buffers that hold any step within the capacity."""
 
 
 @runtime_checkable

@@ -45,7 +45,7 @@ def compile_variant(config: Config) -> Any:
     arguments = (
         rows(config.d), pool(config.d), pool(config.d_v), rows(config.d_v),
         fake(Float32, (n(), n()), (cute.sym_int64(), cute.sym_int64()), 4), fake(Float32, (n(),), (1,), 4),
-        ints(), ints(), ints(2), fake(Int32, (n(), 8), (8, 1), 16), fake(Int32, (2,), (1,), 4),
+        ints(), ints(), ints(2), fake(Int32, (n(), 8), (8, 1), 16), fake(Int32, (4,), (1,), 16),
         ints(), ints(), pool(config.d), pool(config.d_v),
         fake(Float32, (n(), config.d_v), (config.d_v, 1), 16), floats,
     )  # fmt: skip
@@ -59,7 +59,8 @@ def compile_helper(name: str) -> Any:
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     if name == "find_runs":
         lists = [ints() for _ in range(5)]
-        return cute.compile(FindRuns(), ints(2), *lists, Int32(1), Int32(1), stream, options=OPTIONS)
+        control = fake(Int32, (4,), (1,), 16)
+        return cute.compile(FindRuns(), ints(2), *lists, control, *[Int32(1)] * 3, stream, options=OPTIONS)
     if name == "gather":
 
         def chunks(dims: int) -> Any:
@@ -67,12 +68,13 @@ def compile_helper(name: str) -> Any:
             return fake(Int32, shape, (*(cute.sym_int64(divisibility=4) for _ in range(dims - 1)), 4, 1), 16)
 
         return cute.compile(Gather(), chunks(4), chunks(4), chunks(3), chunks(3), ints(2), *(ints() for _ in range(5)),
-                            *[Int32(1)] * 4, stream, options=OPTIONS)  # fmt: skip
+                            fake(Int32, (4,), (1,), 16), *[Int32(1)] * 5, stream, options=OPTIONS)  # fmt: skip
     _, dtype, d_v = name.split("_")
     half, width = DTYPES[dtype], int(d_v)
     return cute.compile(
         Combine(width, half), fake(Float32, (n(), width), (width, 1), 16), fake(Float32, (n(),), (1,), 4),
         fake(half, (n(), n(), width), (wide(), wide(), 1), 16),
         fake(Float32, (n(), n()), (cute.sym_int64(), cute.sym_int64()), 4), fake(Float32, (n(),), (1,), 4),
-        ints(), fake(Int32, (n(), 8), (8, 1), 16), *[Int32(1)] * 5, stream, options=OPTIONS,
+        ints(), fake(Int32, (n(), 8), (8, 1), 16), fake(Int32, (4,), (1,), 16), *[Int32(1)] * 5, stream,
+        options=OPTIONS,
     )  # fmt: skip

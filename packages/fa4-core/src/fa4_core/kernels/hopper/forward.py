@@ -33,6 +33,7 @@ LOG2E = 1.4426950408889634
 SLOT = ("valid", "request", "row0", "q_len", "kv_len", "granule0", "kv_head", "n_min", "n_max", "clear_lo", "clear_hi",
         "lo", "partial")  # fmt: skip
 SLOT_INTS = 16
+Q_HEADS = (8, 4, 2, 1)  # q heads of one box of queries: all divide a tile's granules
 GROUP = 1  # named barriers GROUP + g: the warps of consumer g among themselves
 
 
@@ -63,12 +64,12 @@ class Forward:
         mCuQ: cute.Tensor,  # (B + 1,)
         mKvLens: cute.Tensor,  # (B,)
         mTable: cute.Tensor,  # (B, P)
-        mWork: cute.Tensor,  # (items, 8): see plan.Item
-        mControl: cute.Tensor,  # (2,): the next item's counter, zero between launches; items
+        mWork: cute.Tensor,  # (items, 8): see plan.ITEM_INTS
+        mControl: cute.Tensor,  # (4,): the next item's counter, zero between launches; items, boxes, split tiles
         mFirstSlots: cute.Tensor,  # (boxes,); this and the next two unused without slots
         mFirstBox: cute.Tensor,  # (B,)
-        mScratchK: cute.Tensor,  # (1, boxes * BOX, kv_heads, d)
-        mScratchV: cute.Tensor,  # (1, boxes * BOX, kv_heads, d_v)
+        mScratchK: cute.Tensor,  # (1, gathered * BOX, kv_heads, d)
+        mScratchV: cute.Tensor,  # (1, gathered * BOX, kv_heads, d_v)
         mPartO: cute.Tensor,  # (partials * m, d_v) fp32; this and the next unused where no item is split
         mPartLSE: cute.Tensor,  # (partials * m,) fp32, base 2
         scale: Float32,  # of scores in base 2; with softcap, cap * log2(e)
@@ -94,19 +95,24 @@ class Forward:
         qk = make_trivial_tiled_mma(self.dtype, self.dtype, K, K, Float32, (t.groups, 1, 1), (64, t.n))
         pv = make_trivial_tiled_mma(self.dtype, self.dtype, K, MN, Float32, (t.groups, 1, 1), (64, d_v), rs)
 
-        def tma(tensor, mode, rows):
+        def tma(tensor, mode, rows, heads=1):
             view = cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=mode))
-            box = cute.make_composed_layout(atom.inner, 0, cute.make_layout((rows, COLUMNS), stride=(COLUMNS, 1)))
-            return cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), view, box, (rows, COLUMNS))[0]
+            dims = 2 + (heads > 1)
+            shape, stride = (rows, COLUMNS, heads)[:dims], (COLUMNS, 1, rows * COLUMNS)[:dims]
+            box = cute.make_composed_layout(atom.inner, 0, cute.make_layout(shape, stride=stride))
+            return cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), view, box, shape)[0]
 
+        maps = (tma(mK, [1, 3, 2, 0], BOX), tma(mV, [1, 3, 2, 0], BOX))
+        # The host writes each map at every launch, so there are no more than the variant uses.
+        if const_expr(self.config.load == "slots"):
+            others = (tma(mK, [1, 3, 2, 0], 1), tma(mScratchK, [1, 3, 2, 0], BOX), tma(mScratchV, [1, 3, 2, 0], BOX))
+        else:
+            others = (maps[0], *maps)  # unused
         self.kernel(
-            tma(mQ, [0, 2, 1], GRANULE),
-            tma(mK, [1, 3, 2, 0], BOX),
-            tma(mV, [1, 3, 2, 0], BOX),
-            tma(mK, [1, 3, 2, 0], 1),
+            *[tma(mQ, [0, 2, 1], GRANULE, heads) for heads in Q_HEADS],
+            *maps,
             tma(mV, [1, 3, 2, 0], 1),
-            tma(mScratchK, [1, 3, 2, 0], BOX),
-            tma(mScratchV, [1, 3, 2, 0], BOX),
+            *others,
             mO, mLSE, mSinks, mCuQ, mKvLens, mTable, mWork, mControl, mFirstSlots, mFirstBox, mPartO, mPartLSE,
             scale, inner, left, right, page_size, flat, gathered, want_lse, has_sinks,
             cute.size(mQ, mode=[1]) // cute.size(mK, mode=[2]),
@@ -118,11 +124,14 @@ class Forward:
     @cute.kernel
     def kernel(
         self,
-        tma_q: cute.CopyAtom,
+        tma_q8: cute.CopyAtom,
+        tma_q4: cute.CopyAtom,
+        tma_q2: cute.CopyAtom,
+        tma_q1: cute.CopyAtom,
         tma_k: cute.CopyAtom,
         tma_v: cute.CopyAtom,
-        tma_k_row: cute.CopyAtom,
         tma_v_row: cute.CopyAtom,
+        tma_k_row: cute.CopyAtom,  # this and the next two unused without slots
         tma_k_scratch: cute.CopyAtom,
         tma_v_scratch: cute.CopyAtom,
         mO: cute.Tensor,
@@ -167,12 +176,14 @@ class Forward:
             item=alloc.allocate_array(Int64, t.q_stages),  # the slot is written
             q=alloc.allocate_array(Int64, t.q_stages),  # the query tile has landed
             free=alloc.allocate_array(Int64, t.q_stages),  # slot and query tile are done with
+            ending=alloc.allocate_array(Int64, 1),  # the last K tile of an item is asked for
             k=alloc.allocate_array(Int64, t.k_stages),
             v=alloc.allocate_array(Int64, t.v_stages),
             k_free=alloc.allocate_array(Int64, t.k_stages),
             v_free=alloc.allocate_array(Int64, t.v_stages),
         )
         if warp == 0 and tid == 0:
+            cute.arch.mbarrier_init(bars.ending, 1)
             for i in range_constexpr(t.q_stages):
                 cute.arch.mbarrier_init(bars.item + i, 1)
                 cute.arch.mbarrier_init(bars.q + i, 1)
@@ -192,26 +203,31 @@ class Forward:
                                   first_slots=mFirstSlots, first_box=mFirstBox)  # fmt: skip
             if warp == 0:
                 maps = (tma_k, tma_k_row, tma_k_scratch)
-                self.produce(src, False, maps, sK, slots, bars.item, bars.free, bars.k, bars.k_free)
+                self.produce(src, False, maps, sK, slots, bars, bars.k, bars.k_free)
             if warp == 1:
                 maps = (tma_v, tma_v_row, tma_v_scratch)
-                self.produce(src, True, maps, sV, slots, bars.item, bars.free, bars.v, bars.v_free)
+                self.produce(src, True, maps, sV, slots, bars, bars.v, bars.v_free)
             if warp == 2:
-                self.schedule(tma_q, mCuQ, mKvLens, mWork, mControl, left, right, ratio, sQ, slots, bars)
+                maps = (tma_q8, tma_q4, tma_q2, tma_q1)
+                self.schedule(maps, mCuQ, mKvLens, mWork, mControl, left, right, ratio, sQ, slots, bars)
         else:
             cute.arch.warpgroup_reg_alloc(many)
             self.consume(qk, pv, sQ, sK, sV, slots, bars, mO, mLSE, mSinks, mPartO, mPartLSE, want_lse, has_sinks,
                          scale, inner, left, right, ratio)  # fmt: skip
 
     @cute.jit
-    def schedule(self, tma_q, mCuQ, mKvLens, mWork, mControl, left, right, ratio, sQ, slots, bars):
+    def schedule(self, maps, mCuQ, mKvLens, mWork, mControl, left, right, ratio, sQ, slots, bars):
         """Warp 2: take items off the list, work out their key ranges, load their queries."""
         t = self.tile
         lane = cute.arch.lane_idx()
         block, _, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
         items = mControl[1]
-        descriptor = ptx.descriptor_address(tma_q)
+        # One box for as many heads as the ratio allows: the copy engine takes some 40 ns a box, however small.
+        heads, descriptor = Int32(1), ptx.descriptor_address(maps[3])
+        for i in range_constexpr(3):
+            if heads == 1 and ratio % Q_HEADS[i] == 0:
+                heads, descriptor = Int32(Q_HEADS[i]), ptx.descriptor_address(maps[i])
         base = sQ.iterator.toint()
         index, turn, going = block, Int32(0), Int32(1)
         while going == 1:
@@ -229,10 +245,10 @@ class Forward:
                 )
                 if last < first:  # the host's bound was longer than the request
                     n_max = n_min
-                part, parts, partial = mWork[index, 3], mWork[index, 4], mWork[index, 5]
-                if parts > 1:
+                start, pieces, partial, stop = mWork[index, 3], mWork[index, 4], mWork[index, 5], mWork[index, 6]
+                if pieces > 1:
                     whole = cutlass.max(n_max - n_min, 0)
-                    n_min, n_max = n_min + whole * part // parts, n_min + whole * (part + 1) // parts
+                    n_min, n_max = n_min + whole * start // pieces, n_min + whole * stop // pieces
                 # Only now, with the item looked up, wait for a place to put it.
                 cute.arch.mbarrier_wait(bars.free + stage, phase ^ 1)
                 if lane == 0:
@@ -243,13 +259,17 @@ class Forward:
                     cute.arch.mbarrier_arrive(bars.item + stage)
                     cute.arch.mbarrier_arrive_and_expect_tx(bars.q + stage, self.q_bytes)
                 cute.arch.sync_warp()
-                if lane < t.granules:
-                    head = kv_head * ratio + (granule0 + lane) % ratio
-                    row = row0 + GRANULE * ((granule0 + lane) // ratio)
-                    at = base + stage * self.q_bytes + lane * (GRANULE * ROW_BYTES)
+                granule = granule0 + lane * heads
+                if lane * heads < t.granules:
+                    head = kv_head * ratio + granule % ratio
+                    row = row0 + GRANULE * (granule // ratio)
+                    at = base + stage * self.q_bytes + lane * heads * (GRANULE * ROW_BYTES)
                     for p in range_constexpr(self.config.width // COLUMNS):
                         ptx.tma_load_3d(at + p * t.m * ROW_BYTES, descriptor, COLUMNS * p, row, head,
                                         (bars.q + stage).toint())  # fmt: skip
+                # Of a part not sooner: what a block has taken waits for it, and parts differ in length.
+                if partial >= 0:
+                    cute.arch.mbarrier_wait(bars.ending, turn & 1)
                 taken = Int32(0)
                 if lane == 0:
                     taken = cute.arch.atomic_add(mControl.iterator, Int32(1))
@@ -264,19 +284,18 @@ class Forward:
             turn += 1
 
     @cute.jit
-    def produce(self, src, of_v: cutlass.Constexpr, maps, sX, slots, item, slot_free, full, free):
+    def produce(self, src, of_v: cutlass.Constexpr, maps, sX, slots, bars, full, free):
         """Warps 0 and 1: load the tiles of K, or of V, of each item."""
         t = self.tile
         lane = cute.arch.lane_idx()
         base = sX.iterator.toint()
-        whole, single = ptx.descriptor_address(maps[0]), ptx.descriptor_address(maps[1])
-        scratch = ptx.descriptor_address(maps[2])
+        whole, single, scratch = [ptx.descriptor_address(m) for m in maps]
         place = cute.make_rmem_tensor(2, Int32)
         stages = t.v_stages if const_expr(of_v) else t.k_stages
         turn, tiles, going = Int32(0), Int32(0), Int32(1)
         while going == 1:
             slot, slot_phase = turn % t.q_stages, (turn // t.q_stages) & 1
-            cute.arch.mbarrier_wait(item + slot, slot_phase)
+            cute.arch.mbarrier_wait(bars.item + slot, slot_phase)
             going = slots[slot, 0]
             if going == 1:
                 request, n_min, n_max = slots[slot, 1], slots[slot, 7], slots[slot, 8]
@@ -285,12 +304,12 @@ class Forward:
                     box0 = src.first_box[request]
                 here = SimpleNamespace(
                     table=src.table, page_size=src.page_size, flat=src.flat, gathered=src.gathered,
-                    first_slots=src.first_slots, request=request, head=slots[slot, 6], lo=slots[slot, 11],
-                    hi=slots[slot, 4], box0=box0, whole=whole, row=single, scratch=scratch,
+                    first_slots=src.first_slots, request=request, head=slots[slot, 6],
+                    lo=slots[slot, 11], hi=slots[slot, 4], box0=box0, whole=whole, row=single, scratch=scratch,
                 )  # fmt: skip
                 cute.arch.sync_warp()
                 if lane == 0:
-                    cute.arch.mbarrier_arrive(slot_free + slot)
+                    cute.arch.mbarrier_arrive(bars.free + slot)
                 if n_max > n_min:
                     self.loaders[of_v].find(here, (n_max - 1) * t.n, lane, place)
                 for i in cutlass.range(n_max - n_min, unroll=1):
@@ -305,6 +324,9 @@ class Forward:
                     if i + 1 < n_max - n_min:  # the next tile's table entries, while this one is on its way
                         self.loaders[of_v].find(here, first_key - t.n, lane, place)
                     tiles += 1
+                if const_expr(not of_v):  # noqa: SIM102 (one is settled when compiled, one when run)
+                    if lane == 0:
+                        cute.arch.mbarrier_arrive(bars.ending)
             turn += 1
 
     @cute.jit

@@ -1,6 +1,7 @@
 """Keys in scattered slots, made into boxes: where runs are is found once a step, the rest is copied once a layer.
 
 Boxes of all requests are numbered in one row: request i's start at first_box[i]. `owner` names each box's request.
+How many there are stands on the device, so that a captured graph may be replayed after the step has changed.
 """
 
 from __future__ import annotations
@@ -40,24 +41,27 @@ class FindRuns:
         mOwner: cute.Tensor,  # (boxes,)
         mFirstBox: cute.Tensor,  # (B,)
         mFirstSlots: cute.Tensor,  # (boxes,) written
+        mControl: cute.Tensor,  # (4,): see Forward
         page_size: Int32,
         left: Int32,
+        blocks: Int32,
         stream: cuda.CUstream,
     ) -> None:
         """Launch."""
-        blocks = (cute.size(mOwner) + THREADS - 1) // THREADS
-        self.kernel(mTable, mCuQ, mKvLens, mOwner, mFirstBox, mFirstSlots, page_size, left).launch(
+        self.kernel(mTable, mCuQ, mKvLens, mOwner, mFirstBox, mFirstSlots, mControl, page_size, left).launch(
             grid=(blocks, 1, 1), block=(THREADS, 1, 1), stream=stream
         )
 
     @cute.kernel
     def kernel(self, mTable: cute.Tensor, mCuQ: cute.Tensor, mKvLens: cute.Tensor, mOwner: cute.Tensor,
-               mFirstBox: cute.Tensor, mFirstSlots: cute.Tensor, page_size: Int32, left: Int32) -> None:  # fmt: skip
-        """A box a thread."""
+               mFirstBox: cute.Tensor, mFirstSlots: cute.Tensor, mControl: cute.Tensor, page_size: Int32,
+               left: Int32) -> None:  # fmt: skip
+        """A box a thread, and then the next."""
         tid, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
+        blocks, _, _ = cute.arch.grid_dim()
         box = block * THREADS + tid
-        if box < cute.size(mOwner):
+        while box < mControl[2]:
             request = mOwner[box]
             lo, hi = readable(mCuQ, mKvLens, request, left)
             key = BOX * (box - mFirstBox[request])
@@ -70,6 +74,7 @@ class FindRuns:
                     if slot != start + r:
                         run = Int32(0)
             mFirstSlots[box] = start if run == 1 and start >= 0 else Int32(SCATTERED)
+            box += blocks * THREADS
 
 
 class Gather:
@@ -81,37 +86,41 @@ class Gather:
         self,
         mK: cute.Tensor,  # (pages, page_size, kv_heads, d / 8, 4) Int32
         mV: cute.Tensor,  # (pages, page_size, kv_heads, d_v / 8, 4) Int32
-        mScratchK: cute.Tensor,  # (boxes * BOX, kv_heads, d / 8, 4) Int32, written
-        mScratchV: cute.Tensor,  # (boxes * BOX, kv_heads, d_v / 8, 4) Int32, written
+        mScratchK: cute.Tensor,  # (gathered * BOX, kv_heads, d / 8, 4) Int32, written
+        mScratchV: cute.Tensor,  # (gathered * BOX, kv_heads, d_v / 8, 4) Int32, written
         mTable: cute.Tensor,  # (B, P)
         mCuQ: cute.Tensor,  # (B + 1,)
         mKvLens: cute.Tensor,  # (B,)
         mOwner: cute.Tensor,  # (boxes,)
         mFirstBox: cute.Tensor,  # (B,)
         mFirstSlots: cute.Tensor,  # (boxes,)
+        mControl: cute.Tensor,  # (4,): see Forward
         page_size: Int32,
         left: Int32,
         flat: Int32,
+        gathered: Int32,  # boxes that scratch holds
         blocks: Int32,
         stream: cuda.CUstream,
     ) -> None:
         """Launch."""
-        self.kernel(mK, mV, mScratchK, mScratchV, mTable, mCuQ, mKvLens, mOwner, mFirstBox, mFirstSlots, page_size,
-                    left, flat).launch(grid=(blocks, 2, 1), block=(THREADS, 1, 1), stream=stream)  # fmt: skip
+        self.kernel(mK, mV, mScratchK, mScratchV, mTable, mCuQ, mKvLens, mOwner, mFirstBox, mFirstSlots, mControl,
+                    page_size, left, flat, gathered).launch(
+            grid=(blocks, 2, 1), block=(THREADS, 1, 1), stream=stream
+        )  # fmt: skip
 
     @cute.kernel
     def kernel(self, mK: cute.Tensor, mV: cute.Tensor, mScratchK: cute.Tensor, mScratchV: cute.Tensor,
                mTable: cute.Tensor, mCuQ: cute.Tensor, mKvLens: cute.Tensor, mOwner: cute.Tensor,
-               mFirstBox: cute.Tensor, mFirstSlots: cute.Tensor, page_size: Int32, left: Int32,
-               flat: Int32) -> None:  # fmt: skip
+               mFirstBox: cute.Tensor, mFirstSlots: cute.Tensor, mControl: cute.Tensor, page_size: Int32, left: Int32,
+               flat: Int32, gathered: Int32) -> None:  # fmt: skip
         """Boxes in turn, K and V in blocks of their own."""
         tid, _, _ = cute.arch.thread_idx()
         block, of_v, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
         # Sixteen threads a row, so that a thread keeps one row of a box: one look-up, then plain strides.
         r, part = tid // BOX, tid % BOX
-        box = block
-        while box < cute.size(mOwner):
+        box, boxes = block, cutlass.min(mControl[2], gathered)
+        while box < boxes:
             if flat == 0 or mFirstSlots[box] == SCATTERED:
                 request = mOwner[box]
                 lo, hi = readable(mCuQ, mKvLens, request, left)

@@ -22,10 +22,11 @@ ROW_BYTES = 2 * COLUMNS
 class PageLoader:
     """Loads tiles of K or of V. Holds no register: what the kernel knows only when it runs is in `src`.
 
-    `src` has: table (page_table), page_size, flat (slots are one dimension of the pool), first_slots (by box: the
-    slot of its first key, or SCATTERED), gathered (scratch holds the scattered boxes; else they are read row by row),
-    and of the item: request, head, lo and hi (keys that may be read), box0 (its first in first_slots); whole, row and
-    scratch (addresses of the tensor maps of BOX rows of the pool, of one, and of BOX rows of scratch).
+    `src` has: table (page_table), page_size, flat (slots are one dimension of the pool), first_slots (by box: the slot
+    of its first key, or SCATTERED), gathered (so many boxes, the first, are in scratch if scattered; those past them
+    are read row by row), and of the item: request, head, lo and hi (keys that may be read), box0 (its first in
+    first_slots); whole, row and scratch (addresses of the tensor maps of BOX rows of the pool, of one, and of BOX rows
+    of scratch).
 
     Args:
         config: The variant.
@@ -72,7 +73,7 @@ class PageLoader:
             cut = (key < src.lo and src.lo < key + BOX) or (key < src.hi and src.hi < key + BOX)
             by_row = cut and not scattered
         if const_expr(self.by_slot):
-            by_row = by_row or (scattered and src.gathered == 0)
+            by_row = by_row or (scattered and row >= BOX * src.gathered)
         if panel < self.panels and not by_row:
             descriptor = src.whole
             if const_expr(self.by_slot):  # noqa: SIM102 (one is settled when compiled, one when run)

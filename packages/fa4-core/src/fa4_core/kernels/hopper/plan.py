@@ -10,13 +10,15 @@ from .config import GRANULE, Tile
 from .ranges import key_tiles, query_span
 
 ITEM_INTS = 8
-REQUEST, HEAD, TILE, PART, PARTS, PARTIAL = range(6)
-"""An item's fields: part PART of PARTS of the keys of a query tile; PARTIAL is where the part's result is left for the
-combine, -1 where the tile is not split. A split tile's own row has PARTS and its first PARTIAL in fields 3 and 4."""
+REQUEST, HEAD, TILE, FROM, OF, PARTIAL, TO = range(7)
+"""An item's fields: of a query tile's key tiles, cut in OF equal pieces, it has pieces FROM to TO - 1; PARTIAL is where
+its result is left for the combine, -1 where the tile is not split. A split tile's own row has the number of its items
+and its first PARTIAL in fields 3 and 4."""
 TILE_OVERHEAD = 1.5  # of a work item, in key tiles: its prologue and its epilogue
 PART_OVERHEAD = 4.0  # of each part of a split tile: its share of the combine
 MIN_PART = 8  # key tiles of a part, at least
 MAX_PARTS = 32
+PARTIAL_COST = 0.03  # of each partial result on the whole, written and read again, in key tiles
 SECTION_BYTES = 80 << 20  # of K and V that the items under way together read; more than the L2 cache, and measured
 
 
@@ -36,6 +38,17 @@ class Step:
 
     q_lens: np.ndarray
     kv_lens: np.ndarray
+    kv_heads: int
+    ratio: int
+    left: int
+    right: int
+    row_bytes: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What lists depend on beside the step's lengths; as in Step."""
+
     kv_heads: int
     ratio: int
     left: int
@@ -69,30 +82,70 @@ class Work:
         return int(self.split[:, 3].max(initial=1))
 
 
-def choose_parts(cost: np.ndarray, heads: int, blocks: int) -> np.ndarray:
-    """Parts of each query tile, int64; all 1 where splitting would not finish sooner.
+@dataclass(frozen=True)
+class Cut:
+    """How query tiles are split.
 
-    The finish is estimated: all blocks busy with the mean load, and then the longest item; with few items, as many
-    rounds of the longest. A limit on an item's key tiles is tried at each number of rounds' worth.
+    Args:
+        parts: Items of each tile, int64.
+        length: Key tiles of each item but a tile's last, which has the rest; 0 cuts a tile in equal parts.
     """
-    ones = np.ones(cost.size, np.int64)
+
+    parts: np.ndarray
+    length: int = 0
+
+    def lengths(self, cost: np.ndarray) -> np.ndarray:
+        """Key tiles of every item, the first items of all tiles before the last ones."""
+        if not self.length:
+            return np.repeat(cost / self.parts, self.parts)
+        last = cost - (self.parts - 1) * self.length
+        return np.concatenate([np.full(int((self.parts - 1).sum()), float(self.length)), last])
+
+
+def finish(lengths: np.ndarray, blocks: int) -> float:
+    """When the last block is done, items taken longest first: round by round, the longest to the least busy."""
+    busy = np.zeros(blocks)
+    lengths = -np.sort(-lengths)
+    for i in range(0, lengths.size, blocks):
+        some = lengths[i : i + blocks]
+        busy.sort()
+        busy[: some.size] += some
+    return float(busy.max())
+
+
+def choose_cut(cost: np.ndarray, heads: int, blocks: int) -> Cut:
+    """The cut that finishes first; none where splitting would not be worth it.
+
+    Equal parts are tried at each number of parts of the longest tile, and parts of the length at which every block
+    has the mean load: two tiles of three blocks then become four items and not six.
+    """
+    whole = Cut(np.ones(cost.size, np.int64))
     if not cost.size or cost.size * heads > 4 * blocks:
-        return ones
+        return whole
 
-    def finish(parts: np.ndarray) -> float:
-        longest = float((cost / parts + np.where(parts > 1, PART_OVERHEAD, TILE_OVERHEAD)).max())
-        items = int(parts.sum()) * heads
-        load = heads * float((cost + parts * TILE_OVERHEAD).sum()) / blocks
-        return longest * -(-items // blocks) if items <= 4 * blocks else max(load + longest / 2, longest)
+    def time(cut: Cut) -> float:
+        overhead = TILE_OVERHEAD if cut is whole else PART_OVERHEAD
+        partials = int(cut.parts.sum(where=cut.parts > 1)) * heads
+        return finish(np.tile(cut.lengths(cost) + overhead, heads), blocks) + PARTIAL_COST * partials
 
-    best, least = ones, 0.93 * finish(ones)
-    most = float(cost.max())
-    for k in range(2, MAX_PARTS + 1):
-        limit = max(most / k, MIN_PART)
-        parts = np.maximum(np.ceil(cost / limit), 1).astype(np.int64)
-        time = finish(parts)
-        if time < least:
-            best, least = parts, time
+    best, least = whole, 0.93 * time(whole)
+    most, candidates = float(cost.max()), []
+    for k in (*range(2, 13), 14, 16, 20, 24, MAX_PARTS):
+        if most / k >= MIN_PART / 2:
+            candidates.append(Cut(np.maximum(np.ceil(cost / max(most / k, MIN_PART)), 1).astype(np.int64)))
+    for rounds in (1, 2):
+        load = heads * float(cost.sum()) / (blocks * rounds)
+        length = int(np.ceil(load + PART_OVERHEAD / 2))
+        if MIN_PART <= length < most:
+            parts = -(-cost // length)
+            parts -= (parts > 1) & (cost - (parts - 1) * length < MIN_PART)  # a short rest goes to the part before it
+            if parts.max() <= MAX_PARTS:
+                candidates.append(Cut(np.maximum(parts, 1), length))
+    for cut in candidates:
+        if int(cut.parts.sum()) * heads <= 8 * blocks:
+            t = time(cut)
+            if t < least:
+                best, least = cut, t
     return best
 
 
@@ -129,7 +182,8 @@ def work_list(step: Step, tile: Tile, blocks: int = 0) -> Work:
     first, last = query_span(index, step.ratio, q_len, tile.granules, np.minimum)
     n_min, n_max, _, _ = key_tiles(first, last, q_len, kv_len, step.left, step.right, tile.n, np.minimum, np.maximum)
     cost = np.maximum(n_max - n_min, 0)
-    parts = choose_parts(cost, step.kv_heads, blocks) if blocks else np.ones(cost.size, np.int64)
+    cut = choose_cut(cost, step.kv_heads, blocks) if blocks else Cut(np.ones(cost.size, np.int64))
+    parts = cut.parts
 
     # Every (tile, head), longest first; then by section, a stable sort of small numbers.
     by_cost = np.argsort(-(cost / parts), kind="stable")
@@ -149,7 +203,7 @@ def work_list(step: Step, tile: Tile, blocks: int = 0) -> Work:
     if not is_split.any():
         rows = np.empty((of.size, ITEM_INTS), np.int32)
         rows[:, REQUEST], rows[:, HEAD], rows[:, TILE] = request[of], head, index[of]
-        rows[:, PART:] = (0, 1, -1, 0, 0)
+        rows[:, FROM:] = (0, 1, -1, 1, 0)
         return Work(rows, np.empty((0, ITEM_INTS), np.int32), 0)
     start = np.cumsum(count) - count
     pair = np.repeat(np.arange(of.size), count)
@@ -157,8 +211,15 @@ def work_list(step: Step, tile: Tile, blocks: int = 0) -> Work:
     first_partial = np.cumsum(np.where(is_split, count, 0)) - np.where(is_split, count, 0)
     rows = np.zeros((pair.size, ITEM_INTS), np.int32)
     rows[:, REQUEST], rows[:, HEAD], rows[:, TILE] = request[of[pair]], head[pair], index[of[pair]]
-    rows[:, PART], rows[:, PARTS] = part, count[pair]
+    rows[:, FROM], rows[:, TO], rows[:, OF] = part, part + 1, count[pair]
+    if cut.length:
+        whole = cost[of[pair]]
+        rows[:, FROM], rows[:, OF] = part * cut.length, np.where(is_split[pair], whole, 1)
+        rows[:, TO] = np.where(part + 1 < count[pair], (part + 1) * cut.length, rows[:, OF])
     rows[:, PARTIAL] = np.where(is_split[pair], first_partial[pair] + part, -1)
+    if cut.length:  # the rests are shorter, and come last
+        length = np.where(is_split[pair], rows[:, TO] - rows[:, FROM], cost[of[pair]])
+        rows = rows[np.argsort(-length, kind="stable")]
     chosen = np.flatnonzero(is_split)
     split = np.zeros((chosen.size, ITEM_INTS), np.int32)
     split[:, 0], split[:, 1], split[:, 2] = request[of[chosen]], head[chosen], index[of[chosen]]

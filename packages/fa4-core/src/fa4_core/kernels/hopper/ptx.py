@@ -119,6 +119,25 @@ def load_16_bytes_or_zeros(source: Int64, wanted: Int32, *, loc=None, ip=None) -
 
 
 @dsl_user_op
+def load_4_floats_or_zeros(source: Int64, wanted: Int32, *, loc=None, ip=None) -> tuple[Float32, ...]:
+    """Four floats of global memory; zeros, and nothing read, where not wanted."""
+    args = [Int64(source).ir_value(loc=loc, ip=ip), Int32(wanted).ir_value(loc=loc, ip=ip)]
+    floats = llvm.StructType.get_literal([T.f32()] * 4)
+    found = _asm(floats, args,
+         "{ .reg .pred p; setp.ne.b32 p, $5, 0; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;"
+         " @p ld.global.v4.f32 {$0, $1, $2, $3}, [$4]; }",
+         "=&f,=&f,=&f,=&f,l,r,~{memory}", True, loc, ip)  # fmt: skip
+    return tuple(Float32(llvm.extractvalue(T.f32(), found, [i], loc=loc, ip=ip)) for i in range(4))
+
+
+@dsl_user_op
+def store_8_bytes(to: Int64, a: Int32, b: Int32, *, loc=None, ip=None) -> None:
+    """Eight bytes to global memory."""
+    args = [Int64(to).ir_value(loc=loc, ip=ip), *(Int32(x).ir_value(loc=loc, ip=ip) for x in (a, b))]
+    _asm(None, args, "st.global.v2.b32 [$0], {$1, $2};", "l,r,r,~{memory}", True, loc, ip)
+
+
+@dsl_user_op
 def store_16_bytes(to: Int64, a: Int32, b: Int32, c: Int32, d: Int32, *, loc=None, ip=None) -> None:
     """Sixteen bytes to global memory."""
     args = [Int64(to).ir_value(loc=loc, ip=ip), *(Int32(x).ir_value(loc=loc, ip=ip) for x in (a, b, c, d))]
