@@ -24,7 +24,7 @@ nox.options.sessions = ["lint", "core", "resolve", "vllm", "sglang", "parity", "
 
 ROOT = Path(__file__).parent
 HOME = ROOT / ".nox"
-PARITY = HOME / "parity"  # what the engines' sessions leave for the one that compares
+PARITY = HOME / "answers"  # what the engines' sessions leave for the one that compares; not named as a session is
 UV = shutil.which("uv")
 if "PIP_FIND_LINKS" in os.environ:  # uv reads a variable of its own
     os.environ.setdefault("UV_FIND_LINKS", os.environ["PIP_FIND_LINKS"])
