@@ -37,8 +37,10 @@ def dsl(monkeypatch):
             return version
 
         monkeypatch.setattr(metadata, "version", found)
+        versions.installed.cache_clear()
 
-    return install
+    yield install
+    versions.installed.cache_clear()
 
 
 @pytest.fixture
@@ -129,3 +131,11 @@ def test_the_digest_is_of_what_is_compiled(monkeypatch, tmp_path):
     assert versions.source() == first
     (tmp_path / "forward.py").write_text("two")
     assert versions.source() != first
+
+
+def test_a_step_does_not_look_on_the_disk_for_the_dsl_again(dsl, monkeypatch):
+    dsl("4.8.0")
+    question = Question(LayerSpec(8, 2, 128), 16, HOPPER)
+    select(question)
+    monkeypatch.setattr(metadata, "version", lambda name: pytest.fail(f"{name} was looked up"))
+    assert select(question).name == "hopper"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -12,8 +13,9 @@ HOST = frozenset(
 )  # never compiled for a GPU; a new file counts as compiled
 
 
+@cache  # select() asks in every step, and the answer is read from disk
 def installed(name: str) -> str | None:
-    """The version of a distribution, None where it is not installed."""
+    """The version of a distribution, None where it is not installed; it stays what it was at the first call."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
