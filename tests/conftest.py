@@ -13,6 +13,13 @@ from fa4_core import counters
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--parity-to", type=Path, help="keep what the engines answered to the parity scenarios here")
+    parser.addoption("--device", choices=["cpu", "cuda"], default="cpu", help="where the parity scenarios are played")
+
+
+@pytest.fixture(scope="session")
+def device(request) -> str:
+    """cpu, or cuda where the tests that know it play their scenarios on a GPU."""
+    return request.config.getoption("--device")
 
 
 Answers = list[tuple[list[int], list[float]]]

@@ -16,18 +16,19 @@ from . import compare, record
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("engines", nargs=-1, required=True)
+@click.option("--device", type=click.Choice(list(record.ON)), default="cpu", show_default=True, help="Where they ran.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
-def main(folder: Path, engines: tuple[str, ...], as_json: bool) -> None:
+def main(folder: Path, engines: tuple[str, ...], device: str, as_json: bool) -> None:
     """Compare the records in FOLDER of ENGINES, such as vllm-0.32.0; exits with 1 where anything stands against parity.
 
-    Each engine must be there on each of its page sizes and with each number of threads.
+    Each engine must be there on each of its page sizes and, on a CPU, with each number of threads.
     """
     expect = []
     for engine in engines:
         known, _, version = engine.partition("-")
         if known not in record.PAGE_SIZES or not version:
             raise click.BadParameter(f"was {engine!r}; allowed: {' or '.join(record.PAGE_SIZES)}, - and a version")
-        expect += record.expected(known, version)
+        expect += record.expected(known, version, device)
     found = {file.name.removesuffix(record.SUFFIX): file for file in sorted(folder.glob("*" + record.SUFFIX))}
     missing = [f"{name}: no record; run that engine's session first" for name in expect if name not in found]
     records = [record.read(found[name]) for name in expect if name in found]

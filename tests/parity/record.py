@@ -19,7 +19,8 @@ from fa4_core.testing.scenarios import Player, Scenario, scenarios
 
 SUFFIX = ".safetensors"
 PAGE_SIZES = {"vllm": (16,), "sglang": (1, 64)}
-THREADS = (1, 2)
+ON = {"cpu": ("1 thread", "2 threads"), "cuda": ("a GPU",)}
+KERNEL = {"cpu": "reference", "cuda": "hopper"}
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Record:
     """One engine version on one page size with a number of threads.
 
     Args:
-        who: Such as "vllm-0.32.0, pages of 16, 2 threads"; also the file's name.
+        who: Such as "vllm-0.32.0, pages of 16, 2 threads" or ".., a GPU"; also the file's name.
         page_size: Rows of a page.
         environment: What must be the same on both sides for the same bits.
         inputs: Of each scenario, the digest of its steps and numbers.
@@ -43,14 +44,14 @@ class Record:
     slots: dict[str, dict[str, torch.Tensor]]
 
 
-def name(engine: str, version: str, page_size: int, threads: int) -> str:
-    """A record's name."""
-    return f"{engine}-{version}, pages of {page_size}, {threads} thread{'s' * (threads > 1)}"
+def name(engine: str, version: str, page_size: int, on: str) -> str:
+    """A record's name; `on` is one of ON's."""
+    return f"{engine}-{version}, pages of {page_size}, {on}"
 
 
-def expected(engine: str, version: str) -> list[str]:
-    """The records that an engine's session leaves."""
-    return [name(engine, version, size, n) for size in PAGE_SIZES[engine] for n in THREADS]
+def expected(engine: str, version: str, device: str = "cpu") -> list[str]:
+    """The records that an engine's session leaves on a kind of device."""
+    return [name(engine, version, size, on) for size in PAGE_SIZES[engine] for on in ON[device]]
 
 
 def core_digest() -> str:
@@ -63,30 +64,32 @@ def core_digest() -> str:
 
 
 @contextmanager
-def threads(n: int) -> Iterator[None]:
-    """As many threads for torch, until the block ends."""
+def threads(on: str) -> Iterator[None]:
+    """As many threads for torch as one of ON's says, until the block ends."""
     before = torch.get_num_threads()
-    torch.set_num_threads(n)
+    torch.set_num_threads(2 if on == "2 threads" else 1)
     try:
         yield
     finally:
         torch.set_num_threads(before)
 
 
-def play_all(make: Callable[[Scenario], Player], who: str, page_size: int) -> Record:
+def play_all(make: Callable[[Scenario], Player], who: str, page_size: int, device: str) -> Record:
     """Play every scenario and hold each answer against the oracle: equal bits of two wrong answers are no parity.
 
     Args:
         make: A player of a scenario.
         who: The record's name.
         page_size: Rows of a page.
+        device: "cpu" or "cuda".
     """
     outs, slots, inputs = {}, {}, {}
-    for scenario in scenarios():
-        before = counters.stats().get("prefill.query_tokens.reference", 0)
+    counter = f"prefill.query_tokens.{KERNEL[device]}"
+    for scenario in scenarios(device):
+        before = counters.stats().get(counter, 0)
         player = make(scenario)
         out = scenario.play(player)
-        through_us = counters.stats()["prefill.query_tokens.reference"] - before
+        through_us = counters.stats()[counter] - before
         assert through_us == len(out), f"{scenario.name}: {through_us} of {len(out)} tokens came through prefill()"
         close = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[out.dtype]
         torch.testing.assert_close(out.double(), scenario.oracle(), atol=close, rtol=close)
@@ -96,7 +99,7 @@ def play_all(make: Callable[[Scenario], Player], who: str, page_size: int) -> Re
     environment = {
         "torch": torch.__version__,
         "torch build": hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:16],
-        "processor": torch.backends.cpu.get_cpu_capability(),
+        "processor": torch.cuda.get_device_name() if device == "cuda" else torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
         "fa4_core": core_digest(),
     }

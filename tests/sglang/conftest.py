@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 
-# Before SGLang is imported, here and in the engine's processes. Up to 0.5.20 its page allocators are Triton kernels.
-os.environ["FA4_SGLANG_CPU"] = "1"
-os.environ["TRITON_INTERPRET"] = "1"
-
 import pytest
 
-from fa4_sglang import cpu
 
-cpu.at_start()
+def pytest_configure(config):
+    """Before SGLang is imported, here and in the engine's processes."""
+    if config.getoption("--device") == "cpu":
+        os.environ["FA4_SGLANG_CPU"] = "1"
+        os.environ["TRITON_INTERPRET"] = "1"  # up to 0.5.20 its page allocators are Triton kernels
+        from fa4_sglang import cpu
 
-from sglang.srt.plugins import load_plugins  # noqa: E402
+        cpu.at_start()
+    from sglang.srt.plugins import load_plugins
 
-load_plugins()  # as SGLang's own processes do: ours, by its entry point, and then the hooks
+    load_plugins()  # as SGLang's own processes do: ours, by its entry point, and then the hooks
 
 
 @pytest.fixture(autouse=True)

@@ -56,24 +56,25 @@ def two_pools(blocks: list[Block], page_size: int, dtype: torch.dtype = torch.fl
 
 
 def make_runner(
-    blocks: list[Block], page_size: int = 1, *, dtype: torch.dtype = torch.float32, pool: object = None, **options
-) -> SimpleNamespace:
+    blocks: list[Block], page_size: int = 1, *, dtype: torch.dtype = torch.float32, pool: object = None,
+    device: str = "cpu", **options,
+) -> SimpleNamespace:  # fmt: skip
     """What a backend reads of a ModelRunner, its parts SGLang's own."""
     model = nn.Module()
     model.layers = nn.ModuleList(blocks)
     pool = pool or one_pool(blocks, page_size, dtype)
     return SimpleNamespace(
         model=model,
-        device="cpu",
+        device=device,
         dtype=torch.float32,
         page_size=page_size,
-        req_to_token_pool=ReqToTokenPool(8, CONTEXT, "cpu", False),
+        req_to_token_pool=ReqToTokenPool(8, CONTEXT, device, False),
         token_to_kv_pool=pool,
         kv_cache_dtype=dtype,
         use_mla_backend=False,
         sliding_window_size=None,
         model_config=SimpleNamespace(context_len=CONTEXT, is_multimodal=False),
-        server_args=ServerArgs(model_path="none", device="cpu", **options),
+        server_args=ServerArgs(model_path="none", device=device, **options),
     )
 
 

@@ -1,18 +1,21 @@
-"""vLLM on a CPU, with our platform plug-in asked for."""
+"""vLLM on a CPU, with our platform plug-in asked for; on a GPU where `--device cuda` says so."""
 
 from __future__ import annotations
 
 import os
 
-# Before vLLM is imported, which settles its platform then.
-os.environ["FA4_VLLM_CPU"] = "1"
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine in this process, where a test can look
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
-
 import pytest
-import stub_ops
 
-stub_ops.install()
+
+def pytest_configure(config):
+    """Before vLLM is imported, which settles its platform then."""
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine in this process, where a test can look
+    if config.getoption("--device") == "cpu":
+        os.environ["FA4_VLLM_CPU"] = "1"
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+        import stub_ops
+
+        stub_ops.install()
 
 
 @pytest.fixture(autouse=True)
@@ -27,12 +30,12 @@ def _variables_read_anew():
 
 
 @pytest.fixture
-def config(llama):
+def config(llama, device):
     """vLLM's configuration for the small model, as the current one."""
     from vllm.config import CacheConfig, DeviceConfig, ModelConfig, VllmConfig, set_current_vllm_config
 
     model = ModelConfig(model=str(llama), skip_tokenizer_init=True, dtype="float32", max_model_len=1024)
-    made = VllmConfig(model_config=model, cache_config=CacheConfig(block_size=16), device_config=DeviceConfig("cpu"))
+    made = VllmConfig(model_config=model, cache_config=CacheConfig(block_size=16), device_config=DeviceConfig(device))
     with set_current_vllm_config(made):
         yield made
 

@@ -34,16 +34,17 @@ def step_of(impl, page_size=16, spare_rows=0, q=Q, kv=KV, seed=0):
     return make_step(impl.fa4.spec, q, kv, page_size=page_size, spare_rows=spare_rows, softcap=softcap, seed=seed)
 
 
-def empty_kv_cache(pages, page_size, layout="NHD", *, kv_heads=KV_HEADS, dim=DIM, dtype=torch.float32):
+def empty_kv_cache(pages, page_size, layout="NHD", *, kv_heads=KV_HEADS, dim=DIM, dtype=torch.float32, device="cpu"):
     """A cache of NaN as this version's runner allocates it for our backend, heads or rows first in memory."""
     if FIVE_D:
         shape = FA4Backend.get_kv_cache_shape(pages, page_size, kv_heads, dim)
         order = {"NHD": (0, 1, 2, 3, 4), "HND": (0, 1, 3, 2, 4)}[layout]
         back = [order.index(i) for i in range(5)]
-        return torch.full([shape[i] for i in order], torch.nan, dtype=dtype).permute(back)
+        return torch.full([shape[i] for i in order], torch.nan, dtype=dtype, device=device).permute(back)
     if layout == "NHD":
-        return torch.full((pages, page_size, kv_heads, 2 * dim), torch.nan, dtype=dtype).transpose(1, 2)
-    return torch.full((pages, kv_heads, page_size, 2 * dim), torch.nan, dtype=dtype)
+        shape = (pages, page_size, kv_heads, 2 * dim)
+        return torch.full(shape, torch.nan, dtype=dtype, device=device).transpose(1, 2)
+    return torch.full((pages, kv_heads, page_size, 2 * dim), torch.nan, dtype=dtype, device=device)
 
 
 def halves(kv_cache):
@@ -82,9 +83,9 @@ def metadata_of(step, padding=0, **changes):
     return CommonAttentionMetadata(**{**fields, **changes})
 
 
-def builder_of(config, page_size=16, layer_names=(), spec=FullAttentionSpec, **more):
+def builder_of(config, page_size=16, layer_names=(), spec=FullAttentionSpec, device="cpu", **more):
     made = spec(block_size=page_size, num_kv_heads=KV_HEADS, head_size=DIM, dtype=torch.float32, **more)
-    return FA4Backend.get_builder_cls()(made, list(layer_names), config, torch.device("cpu"))
+    return FA4Backend.get_builder_cls()(made, list(layer_names), config, torch.device(device))
 
 
 def forward(impl, step, metadata, layout="NHD"):

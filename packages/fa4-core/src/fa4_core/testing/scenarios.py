@@ -207,13 +207,24 @@ LAYERS: dict[str, tuple[LayerSpec, float]] = {
     "4/1 d128 fp16": (LayerSpec(4, 1, 128, dtype=_F16), 0.0),
     "4/1 d64 bf16 window 63 sinks": (LayerSpec(4, 1, 64, dtype=_BF16, window=(63, None), sinks=True), 0.0),
 }
-"""Layers, and the softcap of each, by name."""
+"""Layers for a CPU, and the softcap of each, by name."""
+
+CUDA_LAYERS: dict[str, tuple[LayerSpec, float]] = {
+    **{name: layer for name, layer in LAYERS.items() if layer[0].dtype != _F32},
+    "8/1 d128 bf16": (LayerSpec(8, 1, 128, dtype=_BF16), 0.0),
+    "5/1 d128 bf16 softcap": (LayerSpec(5, 1, 128, dtype=_BF16, softcap=True), 5.0),
+    "12/1 d64 fp16 window 17": (LayerSpec(12, 1, 64, dtype=_F16, window=(17, None)), 0.0),
+    "6/2 d96 bf16 sinks": (LayerSpec(6, 2, 96, dtype=_BF16, sinks=True), 0.0),
+    "4/2 d256 bf16": (LayerSpec(4, 2, 256, dtype=_BF16), 0.0),
+}
+"""Layers for a GPU, whose kernels serve neither float32 nor a head dim of 32."""
 
 
-def scenarios() -> list[Scenario]:
-    """Every story over every layer."""
+def scenarios(device: str = "cpu") -> list[Scenario]:
+    """Every story over every layer that the kernels of a kind of device serve."""
+    layers = CUDA_LAYERS if device == "cuda" else LAYERS
     return [
         Scenario(f"{story}, {name}", spec, steps, softcap)
-        for name, (spec, softcap) in LAYERS.items()
+        for name, (spec, softcap) in layers.items()
         for story, steps in STORIES.items()
     ]
