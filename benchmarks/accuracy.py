@@ -149,11 +149,13 @@ def run(
 
 @main.command()
 @click.argument("result", type=click.Path(path_type=Path, exists=True))
-def show(result: Path) -> None:
-    """Print a kept result's table and draw it beside the file."""
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw the distances into this file.")
+def show(result: Path, plot: Path | None) -> None:
+    """Print a kept result's table."""
     kept = json.loads(result.read_text())
     _show(kept)
-    _draw(kept, result.with_suffix(".png"))
+    if plot:
+        _draw(kept, plot)
 
 
 @main.command()

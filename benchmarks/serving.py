@@ -2,7 +2,7 @@
 
     python benchmarks/serving.py run --engine vllm --python PYTHON --tokenizer DIR \\
         --out benchmarks/results/serving-vllm.json
-    python benchmarks/serving.py show benchmarks/results/serving-vllm.json
+    python benchmarks/serving.py show benchmarks/results/serving-vllm.json --plot docs/images/serving-vllm.png
 
 Two servers of the real engine run at once, one with ours, and the engine's own client drives one at a time, the order
 turning from round to round. Each round has a second run of the default: what it differs by from the first is what
@@ -110,12 +110,14 @@ def run(
 
 @main.command()
 @click.argument("result", type=click.Path(path_type=Path, exists=True))
-def show(result: Path) -> None:
-    """Print a kept result's tables, and draw it beside the file."""
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw the ratios into this file.")
+def show(result: Path, plot: Path | None) -> None:
+    """Print a kept result's tables."""
     kept = json.loads(result.read_text())
     kept["rows"] = report.rows(kept["runs"])
     report.show(kept)
-    report.draw(kept, result.with_suffix(".png"))
+    if plot:
+        report.draw(kept, plot)
 
 
 def _drive(client: Process, engine: str, model: Path, port: int, work: engines.Work, seed: int) -> dict[str, float]:
