@@ -8,7 +8,7 @@ from pathlib import Path
 BOOK = "data/in_the_year_2889.txt"
 QUESTIONS = 64
 BOOK_TOKENS = 8000
-PLACES = range(1500, BOOK_TOKENS, 100)
+PLACES = range(1500, BOOK_TOKENS, 10)
 ANSWER_TOKENS = 200
 
 
